@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks sdpa [--quick] [--out DIR]`."""

@@ -1,0 +1,19 @@
+"""`python -m benchmarks NAME ...`: one benchmark a name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = {"sdpa": "benchmarks.sdpa"}
+
+
+def main(argv: list[str]) -> int:
+    if not argv or argv[0] not in BENCHMARKS:
+        print(f"usage: python -m benchmarks {{{','.join(BENCHMARKS)}}} [--quick] [--out DIR]", file=sys.stderr)
+        return 2
+    return int(importlib.import_module(BENCHMARKS[argv[0]]).main(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""Rows, the JSON file and the table that every benchmark ends with."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness import Ceilings, Timing
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("cudnn-jax", "jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "flash-attn3-jax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One plan in one case beside one peer; `ratio` = peer_ms / ms, above 1 where the plan is faster.
+
+    `chosen` marks the plan that a call without `implementation` runs. `spread` and `ratio_spread` are half the
+    interquartile range over the rounds.
+    """
+
+    op: str
+    case: str
+    direction: str
+    plan: str
+    clock: str
+    ms: float
+    spread: float
+    roofline_ms: float | None = None
+    peer: str | None = None
+    peer_ms: float | None = None
+    ratio: float | None = None
+    ratio_spread: float | None = None
+    chosen: bool = False
+    error: dict[str, float] | None = None
+
+
+@dataclasses.dataclass
+class Report:
+    """What a benchmark found. `left_out` holds what was not timed, and why; `wrong` holds plans that failed a check."""
+
+    op: str
+    seed: int
+    ceilings: Ceilings
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    left_out: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    wrong: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+    def add(self, plan: Timing, peers: dict[str, Timing], **common: Any) -> None:
+        """One row beside each peer, or one without where no peer ran."""
+        for name, peer in (peers or {None: None}).items():
+            beside: dict[str, Any] = {}
+            if peer is not None:
+                ratio, spread = plan.ratio_to(peer)
+                beside = {"peer": name, "peer_ms": peer.ms, "ratio": ratio, "ratio_spread": spread}
+            self.rows.append(Row(op=self.op, ms=plan.ms, spread=plan.spread, **beside, **common))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "device": jax.devices()[0].device_kind,
+            "date": datetime.date.today().isoformat(),
+            "versions": versions(),
+            "seed": self.seed,
+            "ceilings": dataclasses.asdict(self.ceilings),
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "left_out": self.left_out,
+            "wrong": self.wrong,
+        }
+
+    def write(self, folder: Path | None) -> Path:
+        """Writes `<op>-<date>.json` under `folder`, by default the results folder of this device."""
+        content = self.as_dict()
+        slug = re.sub(r"[^a-z0-9]+", "-", content["device"].lower()).strip("-")
+        path = (folder or RESULTS / slug) / f"{self.op}-{content['date']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rounded(content), indent=1) + "\n")
+        return path
+
+    def show(self, console: Console) -> None:
+        console.print(table(self.rows, f"{self.op} on {jax.devices()[0].device_kind}"))
+        console.print(
+            f"ceilings of this run: copy {self.ceilings.copy_gb_s:,.0f} GB/s, "
+            f"bfloat16 product {self.ceilings.matmul_tflop_s:,.1f} TFLOP/s"
+        )
+        for heading, entries in (("left out", self.left_out), ("WRONG", self.wrong)):
+            for entry in entries:
+                where = " ".join(entry[key] for key in ("case", "direction") if key in entry)
+                console.print(f"{heading}: {where}: {entry['name']}: {entry['reason']}", highlight=False, markup=False)
+
+
+def table(rows: Iterable[Row], title: str) -> Table:
+    made = Table(title=title, title_justify="left", caption="* the plan that runs by default", caption_justify="left")
+    for heading in ("case", "direction", "plan"):
+        made.add_column(heading, overflow="fold")
+    for heading in ("clock", "ms", "spread", "roofline", "peer", "peer ms", "ratio"):
+        made.add_column(heading, justify="left" if heading in ("clock", "peer") else "right", no_wrap=True)
+    last = None
+    for row in rows:
+        section = (row.case, row.direction)
+        if last is not None and section != last:
+            made.add_section()
+        made.add_row(
+            row.case if section != last else "",
+            row.direction if section != last else "",
+            row.plan + (" *" if row.chosen else ""),
+            row.clock,
+            f"{row.ms:.4g}",
+            f"{row.spread:.2g}",
+            "" if row.roofline_ms is None else f"{row.roofline_ms / row.ms:.0%}",
+            row.peer or "",
+            "" if row.peer_ms is None else f"{row.peer_ms:.4g}",
+            "" if row.ratio is None else f"{row.ratio:.3f} ±{row.ratio_spread:.3f}",
+        )
+        last = section
+    return made
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found | _driver_versions()
+
+
+def _driver_versions() -> dict[str, str]:
+    from cudnn_jax import _ffi
+
+    found = {}
+    for name, ask in (("cudnn", _ffi.cudnn_version), ("cuda driver", _ffi.cuda_driver_version)):
+        try:
+            found[name] = str(ask())
+        except _ffi.LibraryNotFound:
+            continue
+    return found
+
+
+def rounded(value: Any) -> Any:
+    """The same tree with floats at six significant digits; NaN becomes null, as JSON has none."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if value == value else None
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return value

@@ -1,0 +1,43 @@
+"""Fast attention, linear attention and fused GEMMs on NVIDIA GPUs for JAX, with gradients.
+
+Importing this package loads neither JAX nor CUDA: every export is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "sdpa": "cudnn_jax.ops.sdpa",
+    "pygraph": "cudnn_jax.engines.planning",
+    "explain": "cudnn_jax._explain",
+    "Explanation": "cudnn_jax._explain",
+    "data_type": "cudnn_jax.graph",
+    "GraphNotSupportedError": "cudnn_jax.graph",
+}
+_MODULES = ("aot", "engines", "flax", "graph", "ops")
+
+__all__ = ["__version__", *_EXPORTS, *_MODULES]
+
+if TYPE_CHECKING:
+    from cudnn_jax._explain import Explanation, explain
+    from cudnn_jax.engines.planning import pygraph
+    from cudnn_jax.graph import GraphNotSupportedError, data_type
+    from cudnn_jax.ops.sdpa import sdpa
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        value = getattr(importlib.import_module(_EXPORTS[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"cudnn_jax.{name}")
+    raise AttributeError(f"module 'cudnn_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

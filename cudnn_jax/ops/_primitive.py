@@ -1,0 +1,242 @@
+"""The table of primitives: what an operation owes, and the JAX rules made from it.
+
+An operation is one entry: how its graph is built, which results it has, and which axis is its batch. From it come
+abstract evaluation, lowering for each platform and batching. Its derivative is a second entry, joined by `custom_vjp`
+in the operation's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from cudnn_jax import _runtime, _target
+from cudnn_jax.engines import planning
+from cudnn_jax.engines.base import Inline, Program
+from cudnn_jax.engines.program import storage_order, storage_shape
+from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import Tensor
+
+Avals = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BuiltGraph:
+    """A graph and where the operation's operands and results sit in it."""
+
+    graph: planning.pygraph
+    operands: Mapping[str, Tensor]
+    results: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One entry of the primitive table.
+
+    Attributes:
+      name: the primitive's name behind "cudnn_jax.".
+      build: (config, operand avals) -> the graph.
+      results: (config, operand avals) -> result shapes by name, in result order.
+      lead: the operand whose axis 0 is the batch; every operand's and result's batch is axis 0.
+      broadcast: operands whose batch axis may stay 1.
+      summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
+    """
+
+    name: str
+    build: Callable[[Any, Avals], BuiltGraph]
+    results: Callable[[Any, Avals], Mapping[str, jax.ShapeDtypeStruct]]
+    lead: str
+    broadcast: frozenset[str] = frozenset()
+    summed: Mapping[str, str] | None = None
+
+    def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
+        """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
+        names = tuple(operands)
+        out = PRIMITIVES[self.name].bind(*operands.values(), names=names, config=config, notes=notes)
+        avals = {name: jax.typeof(value) for name, value in operands.items()}
+        return dict(zip(self.results(config, avals), out, strict=True))
+
+
+OPERATIONS: dict[str, Operation] = {}
+PRIMITIVES: dict[str, core.Primitive] = {}
+
+
+def register(operation: Operation) -> Operation:
+    """Makes the operation's primitive and all the rules it owes."""
+    primitive = core.Primitive(f"cudnn_jax.{operation.name}")
+    primitive.multiple_results = True
+    primitive.def_impl(partial(_run_eagerly, operation.name))
+    primitive.def_abstract_eval(partial(_abstract_eval, operation))
+    mlir.register_lowering(primitive, partial(_lower, operation))
+    mlir.register_lowering(primitive, partial(_lower, operation), platform="cuda")
+    batching.primitive_batchers[primitive] = partial(_batch, operation)
+    ad.primitive_jvps[primitive] = partial(_refuse_jvp, operation)
+    OPERATIONS[operation.name] = operation
+    PRIMITIVES[operation.name] = primitive
+    return operation
+
+
+def match_manual_axes(operands: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes every operand vary over the same axes inside `shard_map`, so that gradients of replicated ones are summed."""
+    axes = {name: _varying(jax.typeof(value)) for name, value in operands.items()}
+    union = frozenset().union(*axes.values())
+    return {
+        name: jax.lax.pcast(value, tuple(union - axes[name]), to="varying") if union - axes[name] else value
+        for name, value in operands.items()
+    }
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    return frozenset(aval.manual_axis_type.varying)
+
+
+def _run_eagerly(name: str, *args: Any, **params: Any) -> Sequence[jax.Array]:
+    return _jitted(name, tuple(params.items()))(*args)
+
+
+@lru_cache(maxsize=1024)
+def _jitted(name: str, params: tuple[tuple[str, Any], ...]) -> Callable[..., Sequence[jax.Array]]:
+    bound = partial(PRIMITIVES[name].bind, **dict(params))
+    bound.__name__ = name  # type: ignore[attr-defined]
+    return jax.jit(bound)
+
+
+def _abstract_eval(operation: Operation, *avals: Any, names: Sequence[str], config: Any, notes: Any) -> list[Any]:
+    operands = dict(zip(names, avals, strict=True))
+    like = operands[operation.lead]
+    return [_result_aval(like, out.shape, out.dtype) for out in operation.results(config, operands).values()]
+
+
+def _result_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A result that varies over the manual axes of `like`."""
+    sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * len(shape)))
+    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def _lower(operation: Operation, ctx: Any, *args: Any, names: Sequence[str], config: Any, notes: Any) -> Any:
+    operands = dict(zip(names, ctx.avals_in, strict=True))
+    built = operation.build(config, operands)
+    planned = planning.plan(built.graph, _target.of_lowering(ctx), config.implementation)
+    emit = _inline if isinstance(planned.artifact, Inline) else _call
+    fn = emit(planned.artifact, built, names, operation.results(config, operands))
+    # What happens inside is local to the device: manual axes of shard_map mean nothing to it.
+    local = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
+    return mlir.lower_fun(fn, multiple_results=True)(local, *args)
+
+
+def _plain(aval: Any) -> Any:
+    return jax.core.ShapedArray(aval.shape, aval.dtype)
+
+
+def _inline(
+    artifact: Inline, built: BuiltGraph, names: Sequence[str], shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> Callable[..., list[jax.Array]]:
+    """The artifact's function between the operation's arrays and the graph's logical dims."""
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        given = _in_graph_order(built, names, arrays)
+        logical = [_to_logical(array, tensor) for array, tensor in zip(given, built.graph.inputs, strict=True)]
+        made = dict(zip(map(id, built.graph.outputs), artifact.fn(*logical), strict=True))
+        return [
+            _from_logical(made[id(tensor)], tensor).reshape(shapes[name].shape)
+            for name, tensor in built.results.items()
+        ]
+
+    return run
+
+
+def _call(
+    artifact: Program, built: BuiltGraph, names: Sequence[str], shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> Callable[..., list[jax.Array]]:
+    """One custom call that carries the program; its workspace is one more result, dropped here."""
+    _runtime.register()
+    result_of = {id(tensor): name for name, tensor in built.results.items()}
+    order = [result_of[id(tensor)] for tensor in built.graph.outputs]
+    types = [
+        jax.ShapeDtypeStruct(storage_shape(built.results[name]), shapes[name].dtype) for name in order
+    ]
+    if artifact.workspace:
+        types.append(jax.ShapeDtypeStruct((artifact.workspace,), jnp.uint8))
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        call = jax.ffi.ffi_call(_runtime.TARGET, types)
+        out = call(*_in_graph_order(built, names, arrays), program=np.frombuffer(artifact.data, np.uint8))
+        made = dict(zip(order, out, strict=False))
+        return [made[name].reshape(shapes[name].shape) for name in built.results]
+
+    return run
+
+
+def _in_graph_order(built: BuiltGraph, names: Sequence[str], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The operands in the graph's order, in the shapes of their memory."""
+    by_tensor = {id(built.operands[name]): array for name, array in zip(names, arrays, strict=True)}
+    return [by_tensor[id(tensor)].reshape(storage_shape(tensor)) for tensor in built.graph.inputs]
+
+
+def _to_logical(array: jax.Array, tensor: Tensor) -> jax.Array:
+    return array.transpose(tuple(np.argsort(storage_order(tensor))))
+
+
+def _from_logical(array: jax.Array, tensor: Tensor) -> jax.Array:
+    return array.transpose(storage_order(tensor))
+
+
+def _batch(
+    operation: Operation,
+    args: Sequence[jax.Array],
+    axes: Sequence[int | None],
+    *,
+    names: Sequence[str],
+    config: Any,
+    notes: tuple[str, ...],
+) -> tuple[list[jax.Array], list[int]]:
+    """Folds the mapped axis into the batch. An operand that lacks it is repeated only where it must be, and said."""
+    size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
+    lead = names.index(operation.lead)
+    batch = args[lead].shape[0] if axes[lead] is None else np.delete(args[lead].shape, axes[lead])[0]
+    batch = int(batch)
+    differentiated = {operand for result, operand in (operation.summed or {}).items() if result in config.gradients}
+    folded: dict[str, jax.Array] = {}
+    repeated: list[str] = []
+    narrow: set[str] = set()
+    for name, arg, axis in zip(names, args, axes, strict=True):
+        own = arg.shape[0] if axis is None else int(np.delete(arg.shape, axis)[0])
+        if own == 1 and batch != 1:
+            narrow.add(name)
+        if axis is None and own == 1 and name in operation.broadcast and name not in differentiated:
+            folded[name] = arg
+            continue
+        stacked = arg[None] if axis is None else jnp.moveaxis(arg, axis, 0)
+        wanted = (size, batch, *stacked.shape[2:])
+        if stacked.shape != wanted:
+            stacked = jnp.broadcast_to(stacked, wanted)
+            repeated.append(f"vmap copies {name}: its batch axis of {own} becomes {size * batch}")
+        folded[name] = stacked.reshape(size * batch, *wanted[2:])
+    out = operation.bind(config, folded, (*notes, *repeated))
+    unfolded = []
+    for name, value in out.items():
+        split = value.reshape(size, batch, *value.shape[1:])
+        if (operation.summed or {}).get(name) in narrow:
+            split = split.sum(axis=1, keepdims=True).astype(value.dtype)
+        unfolded.append(split)
+    return unfolded, [0] * len(unfolded)
+
+
+def _refuse_jvp(operation: Operation, *_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        f"cudnn_jax.{operation.name} has no forward-mode or second derivative: use reverse mode (jax.grad, jax.vjp) once"
+    )
+
+
+def plan_for(operation: Operation, config: Any, operands: Avals, target: Target) -> planning.Planned:
+    """Plans an operation outside of a lowering; what `explain` shows."""
+    return planning.plan(operation.build(config, operands).graph, target, config.implementation)

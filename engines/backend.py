@@ -1,0 +1,81 @@
+"""The cuDNN backend's side of planning: its own ranked plans for a graph, and programs made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cudnn_jax.engines.base import Decline, PlanConfig, Program
+from cudnn_jax.engines.program import ProgramBuilder, arguments
+from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import GraphNotSupportedError, pygraph
+
+from cudnn_jax import _ffi
+
+NAME = "cudnn"
+MODES = ("A", "FALLBACK")
+
+
+@dataclass
+class BackendSession:
+    """A graph lowered to cuDNN for one target, and where its plans stand in cuDNN's own list."""
+
+    graph: pygraph
+    target: Target
+    lowered: _ffi.BackendGraph
+    index: dict[PlanConfig, int]
+
+    def build(self, config: PlanConfig) -> Program:
+        """Builds one of the session's plans and serialises it into a program."""
+        at = self.index.get(config)
+        try:
+            if at is None:
+                at = self.lowered.create_execution_plan(config.engine_id, dict(config.knobs))
+            self.lowered.build_plan(at)
+        except _ffi.BackendNotSupported as error:
+            raise GraphNotSupportedError(str(error)) from None
+        builder = ProgramBuilder(self.graph, self.target, cudnn=_ffi.cudnn_version())
+        size = self.lowered.plan_workspace(at)
+        uids = list(self.lowered.uids())
+        builder.step(
+            "cudnn",
+            graph=self.graph.canonical_json(),
+            plan=self.lowered.serialize_plan(at),
+            engine_id=config.engine_id,
+            knobs=dict(config.knobs),
+            uids=uids,
+            args=arguments(self.graph, [uid - 1 for uid in uids]),
+            workspace=[builder.workspace(size), size],
+            device=self.target.properties,
+        )
+        return builder.build()
+
+
+def propose(
+    graph: pygraph, target: Target, modes: Sequence[str]
+) -> tuple[BackendSession | None, list[PlanConfig], list[Decline]]:
+    """cuDNN's plans for `graph`, one heuristic mode at a time so that each entry carries its mode."""
+    if target.platform != "cuda":
+        return None, [], [Decline(NAME, f"platform {target.platform}, serves cuda")]
+    try:
+        lowered = _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)
+    except (_ffi.BackendNotSupported, _ffi.LibraryNotFound) as error:
+        return None, [], [Decline(NAME, str(error))]
+    session = BackendSession(graph, target, lowered, {})
+    plans: list[PlanConfig] = []
+    declines: list[Decline] = []
+    for mode in (mode for mode in modes if mode in MODES):
+        seen = lowered.plan_count()
+        try:
+            lowered.create_execution_plans(mode)
+        except _ffi.BackendNotSupported as error:
+            declines.append(Decline(NAME, f"mode {mode}: {error}"))
+            continue
+        for at in range(seen, lowered.plan_count()):
+            number, knobs = lowered.plan_engine(at)
+            config = PlanConfig(number, tuple(sorted(knobs.items())), engine=NAME, kind=NAME, mode=mode)
+            if config not in session.index:
+                session.index[config] = at
+                plans.append(config)
+    return session, plans, declines
+

@@ -1,0 +1,102 @@
+"""What an engine is, and what it makes.
+
+An engine is one file that implements `BaseEngine`. It never ranks itself and never runs at call time: it accepts or
+declines a graph, and builds an artifact for it while the caller's function is being compiled.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import GraphNotSupportedError, pygraph
+
+DECLINES = (NotImplementedError, GraphNotSupportedError, ImportError)
+"""The only exceptions by which an engine declines. Anything else is a bug and propagates."""
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """One entry of the plan list. Its identity is (engine_id, knobs); the rest describes it.
+
+    Attributes:
+      engine_id: a number of the flat space in `ids`.
+      knobs: concrete (name, value) pairs in the engine's own order.
+      engine: the engine's name, such as "cudnn" or "xla".
+      kind: what it is made with: "cudnn", "cutedsl", "cutile", "xla" or "test".
+      mode: the heuristic mode that produced the entry.
+      workspace: bytes of scratch memory, None before the plan is built.
+    """
+
+    engine_id: int
+    knobs: tuple[tuple[str, int], ...] = ()
+    engine: str = field(default="", compare=False)
+    kind: str = field(default="", compare=False)
+    mode: str | None = field(default=None, compare=False)
+    workspace: int | None = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        """A name that `implementation=` takes, such as "cudnn/4:k2=1,k24=0" or "xla"."""
+        knobs = ",".join(f"{key}={value}" for key, value in self.knobs)
+        number = f"/{self.engine_id}" if self.engine == "cudnn" else ""
+        return f"{self.engine}{number}" + (f":{knobs}" if knobs else "")
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Why an engine or a plan is not used: one line."""
+
+    engine: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Inline:
+    """An artifact that lowering inlines into the caller's program.
+
+    `fn` takes arrays with the logical dims of `graph.inputs`, in that order, and returns a tuple in the order of
+    `graph.outputs`.
+    """
+
+    fn: Callable[..., tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """An artifact that the XLA handler runs: self-contained bytes in the layout of `_ffi.PROGRAM_SPEC`."""
+
+    data: bytes
+    workspace: int
+    sha256: str
+
+
+Artifact = Inline | Program
+
+
+class BaseEngine(abc.ABC):
+    """One way to run the graphs of a family.
+
+    Subclasses set `name` (what a user may write as `implementation=`) and `kind` ("cudnn", "cutedsl", "cutile", "xla"
+    or "test"). The manifest hands an engine its id; an engine never claims one.
+    """
+
+    name: str
+    kind: str
+
+    def __init__(self, engine_id: int) -> None:
+        self.engine_id = engine_id
+
+    @abc.abstractmethod
+    def configs(self, graph: pygraph, facts: Any, target: Target) -> Sequence[tuple[tuple[str, int], ...]]:
+        """Knob settings this engine can build for the graph, any order. Declines by raising one of `DECLINES`.
+
+        Loads no DSL: whether one is installed is looked up with `importlib.util.find_spec`.
+        """
+
+    @abc.abstractmethod
+    def build_plan(self, graph: pygraph, facts: Any, config: PlanConfig, target: Target) -> Artifact:
+        """The expensive step, once for each graph and plan. Declines by raising one of `DECLINES`."""

@@ -1,0 +1,102 @@
+"""Which engines exist: strings and integers, and no engine imports.
+
+The manifest is the only way an engine exists. A graph belongs to one family or to none, by the node types that name a
+family; node types that name none (pointwise, reduction) are ignored, and a graph that names two belongs to none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from cudnn_jax.engines import ids
+from cudnn_jax.engines.base import BaseEngine
+from cudnn_jax.graph import pygraph
+
+Reference = tuple[str, str]
+"""("module", "callable"), resolved only when it is needed."""
+
+
+@dataclass(frozen=True)
+class EngineSlot:
+    """One engine of a family. `opt_in` names an environment variable that must be "1" for it to be offered."""
+
+    slot: int
+    name: str
+    factory: Reference
+    opt_in: str | None = None
+
+    def offered(self) -> bool:
+        return self.opt_in is None or os.environ.get(self.opt_in) == "1"
+
+
+@dataclass(frozen=True)
+class EngineFamily:
+    """A kind of graph: the node types that name it, its analyzer, its ranking, and its engines.
+
+    `backend_limits` names a function (facts, target) -> reason or None: where the backend would accept a graph and
+    give another answer than the operation's definition.
+    """
+
+    name: str
+    anchors: frozenset[str]
+    analyzer: Reference
+    heuristics: Reference | None
+    slots: tuple[EngineSlot, ...]
+    backend_limits: Reference | None = None
+
+
+_SDPA_FACTS = ("cudnn_jax.engines.sdpa.facts", "analyze")
+_SDPA_ENGINES = (EngineSlot(ids.REFERENCE_SLOT, "xla", ("cudnn_jax.engines.sdpa.engines", "SdpaReference")),)
+
+FAMILIES: dict[str, EngineFamily] = {
+    family.name: family
+    for family in (
+        EngineFamily(
+            name="sdpa_fwd",
+            anchors=frozenset({"SDPA"}),
+            analyzer=_SDPA_FACTS,
+            heuristics=("cudnn_jax.engines.sdpa.heuristics", "recommend"),
+            slots=_SDPA_ENGINES,
+            backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
+        ),
+        EngineFamily(
+            name="sdpa_bwd",
+            anchors=frozenset({"SDPA_BACKWARD"}),
+            analyzer=_SDPA_FACTS,
+            heuristics=("cudnn_jax.engines.sdpa.heuristics", "recommend"),
+            slots=_SDPA_ENGINES,
+            backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
+        ),
+    )
+}
+
+
+def resolve(reference: Reference) -> Callable[..., Any]:
+    module, name = reference
+    return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
+
+
+def family_for(graph: pygraph) -> EngineFamily | None:
+    """The graph's family: a pure property of its nodes, whatever the machine."""
+    types = {node.type for node in graph.nodes}
+    named = [family for family in FAMILIES.values() if family.anchors & types]
+    return named[0] if len(named) == 1 else None
+
+
+def instantiate(family: EngineFamily, slot: EngineSlot) -> BaseEngine:
+    engine: BaseEngine = resolve(slot.factory)(ids.engine_id(family.name, slot.slot))
+    return engine
+
+
+def engine_for_id(number: int) -> tuple[EngineFamily, EngineSlot]:
+    """The family and slot behind a Python engine's id; nothing needs to be loaded first."""
+    name, slot_number = ids.decode(number)
+    family = FAMILIES.get(name)
+    for slot in family.slots if family else ():
+        if slot.slot == slot_number:
+            return family, slot  # type: ignore[return-value]
+    raise ValueError(f"engine id {number} names no engine of this release")

@@ -1,0 +1,56 @@
+// The CUDA driver, opened when first needed, and the few calls that programs make.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ffi/per_device.h"
+
+namespace cudnn_jax {
+
+class Driver {
+ public:
+  // Bytes at `dest`, on `stream`.
+  void fill(void* dest, uint8_t byte, size_t bytes, void* stream) const;
+  // 90 for compute capability 9.0. Asked once per device.
+  int64_t arch(int device);
+  // The context that work on `stream` of `device` belongs to.
+  void* context_of(void* stream, int device);
+  void* current_context() const;
+  void set_current_context(void* context) const;
+
+ private:
+  friend Driver& driver();
+  friend int cuda_driver_version();
+  struct Api;
+  explicit Driver(const Api& api) : api_(api) {}
+
+  int device_handle(int device) const;
+  void check(int status, const char* call) const;
+
+  const Api& api_;
+  PerDevice<int64_t> archs_;
+  PerDevice<void*> primary_contexts_;
+};
+
+// Opened and initialised at the first call. Throws LibraryNotFound, or Error when there is no usable driver.
+Driver& driver();
+// 13000 for CUDA 13.0. Needs the library, not a device.
+int cuda_driver_version();
+
+// Binds the right context to this thread and puts the old one back. The rule: the stream's context if the
+// stream names one, else the device's primary context. A current context of some other device would run work
+// on the default stream there, in silence; a worker thread may have none at all.
+class ContextScope {
+ public:
+  ContextScope(void* stream, int device);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  void* previous_;
+  bool replaced_;
+};
+
+}  // namespace cudnn_jax

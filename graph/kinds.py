@@ -1,0 +1,61 @@
+"""What an attribute's value may be."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+from cudnn_jax.graph.errors import GraphNotSupportedError
+from cudnn_jax.graph.operation import Kind
+
+
+def _flag(value: Any) -> bool:
+    if value in (True, False):
+        return bool(value)
+    raise ValueError
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes | bool):
+        raise TypeError
+    return float(value)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)
+
+
+def _text(value: Any) -> str:
+    named = getattr(value, "name", value)
+    if not isinstance(named, str):
+        raise TypeError
+    return named
+
+
+flag = Kind("bool", "True or False", _flag)
+number = Kind("float | None", "a number", _number)
+integer = Kind("int | None", "an integer", _integer)
+text = Kind("str | None", "a string", _text)
+
+
+def choice(*names: str, absent: str | None = None) -> Kind:
+    """One of `names`, in any case, or an enum member of that name; `absent` counts as not given."""
+
+    def parse(value: Any) -> str | None:
+        spelled = str(getattr(value, "name", value)).upper()
+        if spelled not in names:
+            raise ValueError
+        return None if spelled == absent else spelled
+
+    return Kind("str | None", "one of " + ", ".join(map(repr, names)), parse)
+
+
+def unserved(why: str) -> Kind:
+    """A keyword of the surface that this graph cannot hold."""
+
+    def parse(value: Any) -> None:
+        raise GraphNotSupportedError(why)
+
+    return Kind("None", why, parse)

@@ -1,0 +1,59 @@
+"""Dims and strides as plain tuples: row-major order, memory order, broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import index
+
+Dims = tuple[int, ...]
+
+
+def as_dims(what: str, values: object) -> Dims:
+    """`values` as a tuple of non-negative integers, or a ValueError that names `what`."""
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        try:
+            dims = tuple(index(value) for value in values)
+        except TypeError:
+            dims = (-1,)
+        if dims and min(dims) >= 0:
+            return dims
+    raise ValueError(f"{what} is {values!r}; the rule: a sequence of at least one integer, none negative")
+
+
+def row_major(dim: Sequence[int]) -> Dims:
+    """Strides with the last axis fastest."""
+    return in_order(dim, range(len(dim)))
+
+
+def in_order(dim: Sequence[int], order: Sequence[int]) -> Dims:
+    """Dense strides for axes listed from slowest to fastest."""
+    stride = [0] * len(dim)
+    step = 1
+    for axis in reversed(order):
+        stride[axis] = step
+        step *= dim[axis]
+    return tuple(stride)
+
+
+def memory_order(dim: Sequence[int], stride: Sequence[int]) -> Dims:
+    """Axes from slowest to fastest. In a tensor without elements a stride of 0 says "outside the empty axis"."""
+    empty = 0 in dim
+
+    def speed(axis: int) -> tuple[int, int]:
+        return (0, 0) if empty and stride[axis] == 0 else (1, -stride[axis])
+
+    return tuple(sorted(range(len(dim)), key=speed))
+
+
+def broadcast(shapes: Iterable[Sequence[int]]) -> Dims | None:
+    """The dims that all shapes broadcast to, aligned at the last axis; None if there are none."""
+    shapes = list(shapes)
+    rank = max(map(len, shapes))
+    common = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if common[axis] == 1:
+                common[axis] = size
+            elif size not in (1, common[axis]):
+                return None
+    return tuple(common)

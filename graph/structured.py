@@ -1,0 +1,35 @@
+"""The structured table: operations whose ports each have a role. `matmul`'s builder is written out in `pygraph`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudnn_jax.graph import kinds
+from cudnn_jax.graph.layout import broadcast, row_major
+from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
+from cudnn_jax.graph.shapes import refuse
+
+if TYPE_CHECKING:
+    from cudnn_jax.graph.node import Node
+
+
+def _matmul_layout(node: Node, symbols: Symbols) -> Layout:
+    a, b = node.inputs["A"].dim, node.inputs["B"].dim
+    batch = broadcast([a[:-2], b[:-2]])
+    if min(len(a), len(b)) < 2 or a[-1] != b[-2] or batch is None:
+        rule = "A (..., M, K), B (..., K, N), leading axes broadcast together"
+        refuse(node, "dims", f"are A {a}, B {b}", rule)
+    dim = (*batch, a[-2], b[-1])
+    return dim, row_major(dim)
+
+
+MATMUL = Operation(
+    name="matmul",
+    type="MATMUL",
+    summary="The matrix product of the last two axes; leading axes broadcast.",
+    inputs=(Input("A", "(..., M, K)."), Input("B", "(..., K, N).")),
+    outputs=(Output("C", "(..., M, N).", _matmul_layout),),
+    attributes=(Attribute("padding", kinds.number, "What elements beyond an override length count as.", 0.0),),
+)
+
+STRUCTURED = {MATMUL.name: MATMUL}

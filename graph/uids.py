@@ -1,0 +1,52 @@
+"""The one owner of uids: automatic numbers, and the users' own that take precedence over them."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import TYPE_CHECKING
+
+from cudnn_jax.graph.errors import GraphValidationError
+
+if TYPE_CHECKING:
+    from cudnn_jax.graph.tensor import Tensor
+
+_RULE = "an integer, 0 to 2**63 - 1"
+
+
+class Uids:
+    """The tensors of one graph by uid. A user's uid moves an automatic one away; two users' clash is an error."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, Tensor] = {}
+        self._users: set[int] = set()
+        self._next = 1
+
+    def __getitem__(self, uid: int) -> Tensor:
+        return self._holders[uid]
+
+    def assign(self, tensor: Tensor) -> None:
+        """Gives the tensor the next automatic uid."""
+        while self._next in self._holders:
+            self._next += 1
+        self._holders[self._next] = tensor
+        tensor._uid = self._next
+        self._next += 1
+
+    def claim(self, tensor: Tensor, uid: int) -> None:
+        """Gives the tensor the uid that its user wants."""
+        if isinstance(uid, bool) or not hasattr(uid, "__index__") or not 0 <= index(uid) < 2**63:
+            raise GraphValidationError(f"tensor {tensor.label}: uid is {uid!r}; the rule: {_RULE}")
+        uid = index(uid)
+        holder = self._holders.get(uid)
+        if uid in self._users and holder is not tensor:
+            assert holder is not None
+            raise GraphValidationError(
+                f"tensor {tensor.label}: uid {uid} is tensor {holder.label}'s already; the rule: uids are unique"
+            )
+        del self._holders[tensor._uid]
+        self._users.discard(tensor._uid)
+        self._holders[uid] = tensor
+        self._users.add(uid)
+        tensor._uid = uid
+        if holder is not None and holder is not tensor:
+            self.assign(holder)

@@ -1,0 +1,117 @@
+"""The rules of a node and of a whole graph, read off the operations' entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudnn_jax.graph.canonical import is_input
+from cudnn_jax.graph.errors import GraphValidationError
+from cudnn_jax.graph.operation import Symbols
+from cudnn_jax.graph.shapes import match, refuse
+from cudnn_jax.graph.types import data_type
+
+if TYPE_CHECKING:
+    from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.pygraph import pygraph
+    from cudnn_jax.graph.tensor import Tensor
+
+
+def infer_node(node: Node) -> None:
+    """Checks a node's dims and writes its outputs' inferred layout; waits while an input's dims are unknown."""
+    if any(not tensor.dim for tensor in node.inputs.values()):
+        return
+    symbols: Symbols = {}
+    for attribute in node.operation.attributes:
+        if attribute.binds and node.params[attribute.name] is not None:
+            symbols[attribute.binds] = node.params[attribute.name]
+    for port in node.operation.inputs:
+        if port.name in node.inputs:
+            shape = port.replaced[1] if port.replaced and port.replaced[0] in node.inputs else port.shape
+            if shape is not None:
+                match(node, port.name, node.inputs[port.name], shape, symbols)
+    for rule in node.operation.rules:
+        rule(node, symbols)
+    for output in node.operation.outputs:
+        if output.name not in node.outputs:
+            continue
+        tensor = node.outputs[output.name]
+        if output.layout is not None:
+            tensor._inferred_dim, tensor._inferred_stride = output.layout(node, symbols)
+        elif output.shape is not None:
+            match(node, output.name, tensor, output.shape, symbols)
+
+
+def validate(graph: pygraph) -> None:
+    """Raises GraphValidationError for the first rule that the graph breaks."""
+    if not graph.nodes:
+        raise GraphValidationError(f"graph {graph.name!r} has no operation; the rule: at least one")
+    for node in graph.nodes:
+        infer_node(node)
+        for name, tensor in (*node.inputs.items(), *node.outputs.items()):
+            _check_tensor(node, name, tensor)
+        _check_ports(node)
+    if not any(not tensor.is_virtual for node in graph.nodes for tensor in node.outputs.values()):
+        raise GraphValidationError(
+            f"graph {graph.name!r} gives nothing; the rule: at least one output tensor has set_output(True)"
+        )
+
+
+def _check_ports(node: Node) -> None:
+    for port in node.operation.inputs:
+        tensor = node.inputs.get(port.name)
+        if tensor is None:
+            continue
+        if tensor.producer is None and tensor.is_virtual:
+            refuse(node, port.name, f"is the virtual {tensor.label}", "a virtual tensor is made by a node")
+        if port.types and tensor.data_type not in port.types:
+            allowed = " or ".join(kind.value for kind in port.types)
+            refuse(node, port.name, f"has data type {tensor.data_type.value}", allowed)
+    for output in node.operation.outputs:
+        name = output.name
+        if name not in node.outputs:
+            continue
+        tensor = node.outputs[name]
+        if output.type not in (data_type.NOT_SET, tensor.data_type):
+            refuse(node, name, f"was set to data type {tensor.data_type.value}", output.type.value)
+        if tensor._inferred_dim and tensor.dim != tensor._inferred_dim:
+            refuse(node, name, f"was set to dim {tensor.dim}", f"the operation makes {tensor._inferred_dim}")
+
+
+def _check_tensor(node: Node, name: str, tensor: Tensor) -> None:
+    if not tensor.dim:
+        refuse(node, name, "has no dims", "dims are set, or follow from the inputs")
+    if len(tensor.stride) != len(tensor.dim):
+        refuse(node, name, f"has dim {tensor.dim} and stride {tensor.stride}", "one stride for each dim")
+    if tensor.data_type is data_type.NOT_SET:
+        default = "intermediate_data_type" if tensor.is_virtual else "io_data_type"
+        refuse(node, name, f"({tensor.label}) has no data type", f"its own, or the graph's {default}")
+    _check_value(node, name, tensor)
+    _check_ragged(node, name, tensor)
+
+
+def _check_value(node: Node, name: str, tensor: Tensor) -> None:
+    kind, value = tensor.data_type, tensor.value
+    if not tensor.is_pass_by_value:
+        if value is not None:
+            refuse(node, name, f"has value {value!r}", "only a tensor passed by value has one")
+        return
+    if value is None or set(tensor.dim) != {1}:
+        refuse(node, name, f"is by value with value {value!r}, dim {tensor.dim}", "one number, dims all 1")
+    if tensor.producer is not None or tensor.is_virtual:
+        refuse(node, name, f"is the number {tensor.label}", "a number is neither virtual nor made by a node")
+    whole = not isinstance(value, float) or value.is_integer()
+    if not kind.is_floating and not (whole and int(value) in kind.integers):
+        refuse(node, name, f"has value {value!r}", f"an integer that {kind.value} holds")
+
+
+def _check_ragged(node: Node, name: str, tensor: Tensor) -> None:
+    offset = tensor.ragged_offset
+    if offset is None:
+        return
+    expected = (tensor.dim[0] + 1, *(1,) * (len(tensor.dim) - 1))
+    if offset.dim != expected:
+        refuse(node, name, f"has a ragged_offset of dim {offset.dim}", f"(B + 1, 1, ...) = {expected}")
+    if offset.data_type not in (data_type.INT32, data_type.INT64):
+        refuse(node, name, f"has a ragged_offset of type {offset.data_type.value}", "int32 or int64")
+    if not is_input(offset) or offset.ragged_offset is not None:
+        refuse(node, name, f"has the ragged_offset {offset.label}", "a plain tensor that the caller gives")

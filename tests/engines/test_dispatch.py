@@ -1,0 +1,253 @@
+"""The contract of dispatch, with stand-in engines injected through the manifest. No arithmetic is checked here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cudnn_jax.engines import ids, manifest, planning
+from cudnn_jax.engines.base import BaseEngine, Inline, PlanConfig
+from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.target import CPU, Target
+from cudnn_jax.graph import GraphNotSupportedError, data_type
+from support.standin import family
+
+BUILT: list[str] = []
+
+
+class _StandIn(BaseEngine):
+    kind = "test"
+    knob_settings: tuple[Any, ...] = ((),)
+    check_error: Exception | None = None
+    build_error: Exception | None = None
+
+    def configs(self, graph: Any, facts: Any, target: Target) -> Any:
+        if self.check_error:
+            raise self.check_error
+        return self.knob_settings
+
+    def build_plan(self, graph: Any, facts: Any, config: PlanConfig, target: Target) -> Any:
+        BUILT.append(config.name)
+        if self.build_error:
+            raise self.build_error
+        return Inline(lambda *arrays: arrays)
+
+
+class First(_StandIn):
+    name = "first"
+
+
+class Tiled(_StandIn):
+    name = "tiled"
+    knob_settings = ((("tile", 128),), (("tile", 64),), (("tile", 128),))
+
+
+class DeclinesCheck(_StandIn):
+    name = "declines-check"
+    check_error = GraphNotSupportedError("head_dim 64, serves 128")
+
+
+class MissingDsl(_StandIn):
+    name = "missing-dsl"
+    build_error = ImportError("No module named 'some_dsl'")
+
+
+class NotBuilt(_StandIn):
+    name = "not-built"
+    build_error = NotImplementedError("tile 64, serves 128")
+
+
+class Buggy(_StandIn):
+    name = "buggy"
+    build_error = KeyError("a bug")
+
+
+class BuggyCheck(_StandIn):
+    name = "buggy-check"
+    check_error = ZeroDivisionError("a bug")
+
+
+def slot(number: int, engine: type[_StandIn], **options: Any) -> manifest.EngineSlot:
+    return manifest.EngineSlot(number, engine.name, (__name__, engine.__name__), **options)
+
+
+def attention(**options: Any) -> pygraph:
+    graph = pygraph(io_data_type=data_type.FLOAT)
+    q, k, v = (graph.tensor(dim=(2, 4, 16, 32), name=name) for name in "qkv")
+    out, _ = graph.sdpa(q, k, v, generate_stats=False, **options)
+    out.set_output(True)
+    return graph
+
+
+def planned(graph: pygraph | None = None, **options: Any) -> pygraph:
+    graph = graph or attention()
+    graph.create_execution_plans(target=CPU, **options)
+    return graph
+
+
+def reasons(graph: pygraph) -> dict[str, str]:
+    return {decline.engine: decline.reason for decline in graph.declines}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    BUILT.clear()
+    planning.clear_memo()
+
+
+def test_the_reference_engine_serves_and_ranks_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, First)):
+        graph = planned()
+    assert [plan.engine for plan in graph.plans] == ["first", "xla"]
+    assert graph.plans[-1].engine_id == ids.engine_id("sdpa_fwd", ids.REFERENCE_SLOT) == 20_599
+    assert "platform cpu" in reasons(graph)["cudnn"]
+
+
+def test_plans_are_unique_by_engine_id_and_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, Tiled)):
+        graph = planned()
+    assert [plan.name for plan in graph.plans] == ["tiled:tile=128", "tiled:tile=64", "xla"]
+
+
+def test_a_decline_at_check_keeps_an_engine_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, DeclinesCheck)):
+        graph = planned()
+    assert [plan.engine for plan in graph.plans] == ["xla"]
+    assert reasons(graph)["declines-check"] == "head_dim 64, serves 128"
+
+
+@pytest.mark.parametrize("engine", [MissingDsl, NotBuilt])
+def test_a_decline_at_build_moves_on(monkeypatch: pytest.MonkeyPatch, engine: type[_StandIn]) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, engine)):
+        graph = planned()
+        config, _ = graph.build_plans()
+    assert config.engine == "xla"
+    assert BUILT == [engine.name]
+    assert reasons(graph)[engine.name] == str(engine.build_error)
+
+
+@pytest.mark.parametrize("engine", [Buggy, BuggyCheck])
+def test_any_other_exception_is_a_bug_and_propagates(monkeypatch: pytest.MonkeyPatch, engine: type[_StandIn]) -> None:
+    expected = type(engine.build_error or engine.check_error)
+    with family(monkeypatch, "sdpa_fwd", slot(1, engine)), pytest.raises(expected, match="a bug"):
+        planned().build_plans()
+
+
+def test_a_pinned_decline_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, NotBuilt)):
+        graph = planned()
+        graph.select_plan(0)
+        with pytest.raises(GraphNotSupportedError, match="pinned plan not-built cannot serve(.|\n)*tile 64, serves 128"):
+            graph.build_plans()
+    assert BUILT == ["not-built"]
+
+
+def test_a_pinned_plan_is_the_one_that_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, Tiled)):
+        graph = planned()
+        graph.select_plan(1)
+        config, _ = graph.build_plans()
+    assert config.name == "tiled:tile=64"
+    with pytest.raises(IndexError, match="3 plans"):
+        graph.select_plan(3)
+
+
+def test_when_nothing_builds_the_error_holds_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        family(monkeypatch, "sdpa_fwd", slot(1, NotBuilt), slot(2, MissingDsl), slot(3, DeclinesCheck)),
+        monkeypatch.context() as patch,
+    ):
+        own = manifest.FAMILIES["sdpa_fwd"]
+        patch.setitem(manifest.FAMILIES, "sdpa_fwd", manifest.EngineFamily(**{**own.__dict__, "slots": own.slots[:-1]}))
+        with pytest.raises(GraphNotSupportedError) as error:
+            planned().build_plans()
+    for line in ("not-built: tile 64", "missing-dsl: No module", "declines-check: head_dim 64", "cudnn: platform cpu"):
+        assert line in str(error.value)
+
+
+@pytest.mark.parametrize("wanted", ["tiled", "test", "tiled:tile=64"])
+def test_implementation_names_a_kind_an_engine_or_a_plan(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, Tiled)):
+        config, _ = planned(implementation=wanted).build_plans()
+    assert config.name == ("tiled:tile=64" if wanted.endswith("64") else "tiled:tile=128")
+
+
+def test_a_named_engine_that_declines_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, DeclinesCheck)):
+        with pytest.raises(GraphNotSupportedError, match="implementation='declines-check'(.|\n)*serves 128"):
+            planned(implementation="declines-check").build_plans()
+        with pytest.raises(GraphNotSupportedError, match="implementation='cudnn'(.|\n)*cudnn: platform cpu"):
+            planned(implementation="cudnn").build_plans()
+        with pytest.raises(GraphNotSupportedError, match="implementation='no-such-engine'"):
+            planned(implementation="no-such-engine").build_plans()
+
+
+def test_opt_in_is_read_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, First, opt_in="CUDNN_JAX_TEST_FIRST")):
+        graph = planned()
+        assert [plan.engine for plan in graph.plans] == ["xla"]
+        assert "CUDNN_JAX_TEST_FIRST=1" in reasons(graph)["first"]
+        assert planning.plan(attention(), CPU).plan.engine == "xla"
+        monkeypatch.setenv("CUDNN_JAX_TEST_FIRST", "1")
+        assert planning.plan(attention(), CPU).plan.engine == "first"
+
+
+def test_planning_is_one_shot_and_freezes() -> None:
+    graph = planned()
+    with pytest.raises(RuntimeError, match="planned once"):
+        graph.create_execution_plans()
+    with pytest.raises(Exception, match="frozen"):
+        graph.tensor(dim=(1, 1, 1, 1))
+    with pytest.raises(RuntimeError, match="create_execution_plans first"):
+        _ = attention().plans
+
+
+def test_equal_graphs_are_planned_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, First)):
+        first = planning.plan(attention(), CPU)
+        assert planning.plan(attention(), CPU) is first
+        assert planning.plan(attention(use_causal_mask=True), CPU) is not first
+        assert planning.plan(attention(), CPU, "xla") is not first
+    assert BUILT == ["first", "first"]
+
+
+def test_a_graph_of_two_families_belongs_to_none() -> None:
+    graph = attention()
+    assert manifest.family_for(graph).name == "sdpa_fwd"  # type: ignore[union-attr]
+    q, k, v, o, d_out = (graph.tensor(dim=(2, 4, 16, 32)) for _ in range(5))
+    stats = graph.tensor(dim=(2, 4, 16, 1), data_type=data_type.FLOAT)
+    for gradient in graph.sdpa_backward(q, k, v, o, d_out, stats):
+        gradient.set_output(True)
+    assert manifest.family_for(graph) is None
+    with pytest.raises(GraphNotSupportedError, match="cudnn: platform cpu"):
+        planned(graph).build_plans()
+
+
+def test_a_graph_with_pointwise_nodes_around_attention_is_still_attention() -> None:
+    graph = pygraph(io_data_type=data_type.FLOAT)
+    q, k, v = (graph.tensor(dim=(2, 4, 16, 32)) for _ in range(3))
+    out, _ = graph.sdpa(graph.relu(q), k, v, generate_stats=False)
+    out.set_output(True)
+    assert manifest.family_for(graph).name == "sdpa_fwd"  # type: ignore[union-attr]
+    graph.create_execution_plans(target=CPU)
+    assert "cannot express" in reasons(graph)["xla"]
+
+
+def test_engine_ids_decode_to_one_family_and_slot() -> None:
+    for name, base in ids.FAMILY_BLOCKS.items():
+        assert ids.decode(base + 7) == (name, 7)
+    assert ids.decode(4) == ("backend", 4)
+    assert len(set(ids.FAMILY_BLOCKS.values())) == len(ids.FAMILY_BLOCKS)
+    family_of, slot_of = manifest.engine_for_id(20_699)
+    assert (family_of.name, slot_of.name) == ("sdpa_bwd", "xla")
+    with pytest.raises(ValueError, match="names no engine"):
+        manifest.engine_for_id(20_501)
+    with pytest.raises(ValueError, match="no family"):
+        ids.decode(15_000)
+
+
+def test_every_slot_of_the_manifest_resolves_to_its_engine() -> None:
+    for each in manifest.FAMILIES.values():
+        for entry in each.slots:
+            engine = manifest.instantiate(each, entry)
+            assert (engine.name, engine.engine_id) == (entry.name, ids.engine_id(each.name, entry.slot))

@@ -1,0 +1,235 @@
+// The core without Python, JAX or a GPU, under sanitizers: core_test DRIVER. Exits with 1 and says why.
+//
+// Artifacts are built, damaged and sealed again; what still passes is run on buffers of exactly the stated
+// sizes, so that a step which leaves them is caught. Then the rule for the CUDA context is checked against a
+// driver that records its calls.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ffi/counters.h"
+#include "ffi/driver.h"
+#include "ffi/library.h"
+#include "ffi/program.h"
+#include "ffi/spec.h"
+#include "ffi/steps/host.h"
+#include "ffi/variant_pack.h"
+
+namespace cudnn_jax {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+void expect(bool ok, const std::string& what) {
+  if (ok) return;
+  std::fprintf(stderr, "core_test: %s\n", what.c_str());
+  std::exit(1);
+}
+
+void expect_equal(const std::string& got, const std::string& wanted) {
+  expect(got == wanted, "got \"" + got + "\", wanted \"" + wanted + "\"");
+}
+
+template <typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Json operand(const char* dtype, std::vector<int64_t> shape) { return {{"dtype", dtype}, {"shape", shape}}; }
+
+Json sample(const char* platform) {
+  const bool cpu = std::string(platform) == "cpu";
+  Json payload = {
+      {"requires", {{"platform", platform}, {"arch", cpu ? Json(nullptr) : Json(90)}, {"cudnn", nullptr}}},
+      {"inputs", {operand("bfloat16", {2, 3}), operand("float32", {})}},
+      {"outputs", {operand("float32", {4}), operand("uint8", {0, 7})}},
+      {"workspace", 600},
+      {"steps",
+       {{{"kind", "fill"}, {"dest", {"operand", 2}}, {"byte", 7}, {"bytes", 16}},
+        {{"kind", "fill"}, {"dest", {"workspace", 256}}, {"byte", 9}, {"bytes", 344}}}},
+  };
+  if (cpu) {
+    payload["steps"].push_back({{"kind", "host"},
+                                {"symbol", "touch"},
+                                {"args", {{"operand", 0}, {"operand", 2}, {"workspace", 0}, {"immediate", 1.5}}}});
+  }
+  return payload;
+}
+
+Bytes seal(const Bytes& payload) {
+  const Digest digest = sha256(payload.data(), payload.size());
+  return Json::to_msgpack({{"magic", spec().magic()},
+                           {"version", spec().version()},
+                           {"sha256", Json::binary({digest.begin(), digest.end()})},
+                           {"payload", Json::binary(payload)}});
+}
+
+Bytes seal(const Json& payload) { return seal(Json::to_msgpack(payload)); }
+
+// Reads and writes every byte it was told of.
+void touch(void* const* args, const int64_t* nbytes, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    auto* bytes = static_cast<volatile uint8_t*>(args[i]);
+    for (int64_t j = 0; j < nbytes[i]; ++j) bytes[j] = bytes[j];
+  }
+}
+
+// Runs on exact heap blocks of the program's operands.
+void run(Program& program, void* stream, int device) {
+  std::vector<std::unique_ptr<uint8_t[]>> blocks;
+  VariantPack pack(program);
+  pack.expect(program.inputs(), program.outputs() + (program.workspace() > 0));
+  for (size_t i = 0; i < program.operands().size(); ++i) {
+    const OperandSpec& one = program.operands()[i];
+    blocks.push_back(std::make_unique<uint8_t[]>(static_cast<size_t>(one.bytes)));
+    pack.put(static_cast<int64_t>(i),
+             {blocks.back().get(), one.xla_dtype, one.shape.data(), static_cast<int64_t>(one.shape.size())});
+  }
+  const int64_t workspace = program.workspace();
+  if (workspace > 0) {
+    blocks.push_back(std::make_unique<uint8_t[]>(static_cast<size_t>(workspace)));
+    pack.put_workspace({blocks.back().get(), xla_dtype_of("uint8"), &workspace, 1});
+  }
+  program.run(pack.call(stream, device));
+}
+
+bool is_small(const Program& program) {
+  int64_t total = program.workspace();
+  for (const OperandSpec& one : program.operands()) total += one.bytes > (1 << 20) ? (1 << 20) : one.bytes;
+  return total < (1 << 20);
+}
+
+void damaged_artifacts(std::mt19937& random, int rounds) {
+  int passed = 0;
+  for (int round = 0; round < rounds; ++round) {
+    Bytes payload = Json::to_msgpack(sample("cpu"));
+    const size_t edits = 1 + random() % 3;
+    for (size_t i = 0; i < edits; ++i) {
+      const size_t at = random() % payload.size();
+      switch (random() % 4) {
+        case 0: payload[at] ^= static_cast<uint8_t>(1u << random() % 8); break;
+        case 1: payload[at] = static_cast<uint8_t>(random()); break;
+        case 2: payload.erase(payload.begin() + static_cast<long>(at)); break;
+        case 3: payload.insert(payload.begin() + static_cast<long>(at), static_cast<uint8_t>(random())); break;
+      }
+    }
+    const Bytes artifact = random() % 8 == 0 ? payload : seal(payload);
+    try {
+      const auto program = Program::share(artifact.data(), artifact.size(), Platform::kCpu);
+      if (!is_small(*program)) continue;
+      program->load(kNoDevice);
+      run(*program, nullptr, kNoDevice);
+      ++passed;
+    } catch (const Error& error) {
+      expect(std::strchr(error.what(), '\n') == nullptr, "a message of two lines");
+    }
+  }
+  expect(passed > 0, "no damaged artifact passed: nothing was run");
+  std::printf("%d of %d damaged artifacts still passed and ran\n", passed, rounds);
+}
+
+void shared_programs() {
+  const Bytes artifact = seal(sample("cpu"));
+  const int64_t before = counters().programs_created;
+  const int64_t loads = counters().loads;
+  std::vector<std::thread> threads;
+  const auto keep = Program::share(artifact.data(), artifact.size(), Platform::kCpu);
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int j = 0; j < 50; ++j) {
+        const auto program = Program::share(artifact.data(), artifact.size(), Platform::kCpu);
+        expect(program == keep, "two live programs of one content");
+        program->load(kNoDevice);
+        run(*program, nullptr, kNoDevice);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  expect(counters().programs_created == before + 1, "a program was parsed again");
+  expect(counters().loads == loads + 1, "a program was loaded again");
+}
+
+void racing_programs() {
+  // Nobody keeps it: the last thread to let go removes it while others make it anew.
+  const Bytes artifact = seal(sample("cpu"));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      for (int j = 0; j < 200; ++j) Program::share(artifact.data(), artifact.size(), Platform::kCpu)->load(kNoDevice);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void contexts(const std::string& driver_path) {
+  set_library_candidates("cuda", {driver_path});
+  const auto journal = reinterpret_cast<const char* (*)()>(dlsym(dlopen(driver_path.c_str(), RTLD_NOW), "take_journal"));
+  expect(journal != nullptr, "the recording driver has no journal");
+
+  const Bytes artifact = seal(sample("cuda"));
+  const auto program = Program::share(artifact.data(), artifact.size(), Platform::kCuda);
+  void* context_c5 = reinterpret_cast<void*>(0xc5);  // what the stream at &context_c5 names
+  void* stream = &context_c5;
+  {
+    ContextScope scope(nullptr, 0);
+    expect_equal(journal(), "retain d0; bind d0; ");
+    program->load(0);
+    run(*program, nullptr, 0);
+    expect_equal(journal(), "fill 10 with 7 in d0; fill 158 with 9 in d0; ");
+    {
+      ContextScope same(nullptr, 0);
+      expect_equal(journal(), "");
+    }
+    {
+      ContextScope foreign(stream, 0);
+      expect_equal(journal(), "bind c5; ");
+    }
+    expect_equal(journal(), "bind d0; ");
+    {
+      ContextScope other(reinterpret_cast<void*>(2), 1);
+      expect_equal(journal(), "retain d1; bind d1; ");
+    }
+    expect_equal(journal(), "bind d0; ");
+  }
+  expect_equal(journal(), "bind 0; ");
+
+  expect_equal(message_of([&] { program->load(1); }),
+               "payload.requires.arch: the program is for sm_90, device 1 is sm_80");
+  expect_equal(message_of([&] { program->load(2); }), "cuDeviceGet failed: error 101, invalid device");
+  expect_equal(message_of([&] { program->load(64); }), "device ordinal 64: the rule is 0 <= ordinal < 64");
+  expect_equal(message_of([&] { run(*program, reinterpret_cast<void*>(1), 0); }),
+               "cuMemsetD8Async failed: error 700, failure");
+  expect_equal(message_of([&] { Program::share(artifact.data(), artifact.size(), Platform::kCpu); }),
+               "payload.requires.platform: the program is for cuda, this call runs on cpu");
+}
+
+}  // namespace
+}  // namespace cudnn_jax
+
+int main(int argc, char** argv) {
+  using namespace cudnn_jax;
+  expect(argc == 2, "usage: core_test DRIVER");
+  const unsigned seed = std::random_device{}();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  register_host_symbol("touch", touch);
+  damaged_artifacts(random, 20000);
+  shared_programs();
+  racing_programs();
+  contexts(argv[1]);
+  expect(counters().programs_created == counters().programs_destroyed, "a program was not released");
+  std::printf("core_test passed\n");
+  return 0;
+}

@@ -1,0 +1,234 @@
+"""Artifacts as the C++ side reads them: what is right passes, everything else is one clean line."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from typing import Any
+
+import msgpack
+import pytest
+from ffi_programs import Payload, buffer, cudnn, fill, host, payload, seal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudnn_jax import _ffi
+
+SPEC = json.loads(_ffi.PROGRAM_SPEC)
+CPU = payload(
+    inputs=[buffer("bfloat16", 2, 3), buffer("float32")],
+    outputs=[buffer("float32", 4)],
+    steps=[
+        fill(2, 255, 16),
+        host("f", ["operand", 0], ["workspace", 256], ["immediate", 0.5], ["immediate", -3]),
+        {"kind": "fill", "dest": ["workspace", 256], "byte": 0, "bytes": 256},
+    ],
+    workspace=512,
+)
+CUDA = payload(
+    inputs=[buffer("float16", 8)],
+    outputs=[buffer("float16", 8)],
+    steps=[cudnn()],
+    workspace=512,
+    platform="cuda",
+    arch=90,
+    cudnn=91900,
+)
+
+
+def problem(artifact: bytes) -> str:
+    with pytest.raises(ValueError) as raised:
+        _ffi.program_check(artifact)
+    text = str(raised.value)
+    assert text and "\n" not in text and len(text) < 400
+    return text
+
+
+def test_a_sound_program_is_summarised() -> None:
+    artifact = seal(CPU)
+    assert _ffi.program_check(artifact) == {
+        "platform": "cpu",
+        "arch": None,
+        "cudnn": None,
+        "sha256": hashlib.sha256(msgpack.packb(CPU)).hexdigest(),
+        "inputs": [{"dtype": "bfloat16", "shape": (2, 3)}, {"dtype": "float32", "shape": ()}],
+        "outputs": [{"dtype": "float32", "shape": (4,)}],
+        "workspace": 512,
+        "steps": ["fill", "host", "fill"],
+    }
+
+
+def test_the_hash_is_sha256_for_every_length_of_the_last_block() -> None:
+    for length in range(1, 131):
+        content = payload(steps=[host("x" * length)])
+        assert (
+            _ffi.program_check(seal(content))["sha256"] == hashlib.sha256(msgpack.packb(content)).hexdigest()
+        )
+
+
+@pytest.mark.parametrize("dtype", SPEC["dtypes"])
+def test_every_dtype_of_the_layout_is_known(dtype: str) -> None:
+    count = math.ceil(3 * SPEC["dtypes"][dtype] / 8)
+    content = payload(outputs=[buffer(dtype, 3)], steps=[fill(0, 1, count)])
+    assert _ffi.program_check(seal(content))["outputs"] == [{"dtype": dtype, "shape": (3,)}]
+    content["steps"][0]["bytes"] = count + 1
+    assert problem(seal(content)) == f"payload.steps[0].dest: bytes is {count + 1}, the buffer has {count}"
+
+
+def test_an_empty_buffer_may_have_any_other_dimensions() -> None:
+    content = payload(outputs=[buffer("float64", 0, 2**40, 2**40)], steps=[fill(0, 0, 0)])
+    assert _ffi.program_check(seal(content))["outputs"][0]["shape"] == (0, 2**40, 2**40)
+
+
+def changed(content: Payload, path: tuple[Any, ...], value: Any) -> Payload:
+    content = copy.deepcopy(content)
+    inner: Any = content
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is DELETE:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return content
+
+
+DELETE = object()
+BAD_FIELDS: list[tuple[Payload, tuple[Any, ...], Any, str]] = [
+    (CPU, ("requires",), DELETE, "payload.requires: missing"),
+    (CPU, ("requires",), [1], "payload.requires: expected a map, got [1]"),
+    (CPU, ("requires", "platform"), "tpu", 'payload.requires.platform: got "tpu", the rule is one of'),
+    (CPU, ("requires", "arch"), -90, "payload.requires.arch: got -90, the rule is 1 <= arch <= 2147483647"),
+    (CPU, ("requires", "arch"), "90", 'payload.requires.arch: expected an integer, got "90"'),
+    (CPU, ("inputs",), None, "payload.inputs: expected a list, got null"),
+    (CPU, ("inputs",), [buffer("int8")] * 65, "payload.inputs: has 65 entries, the rule is at most 64"),
+    (CPU, ("outputs",), [buffer("int8")] * 63, "payload.outputs: inputs and outputs together are 65"),
+    (CPU, ("inputs", 0, "dtype"), "float33", 'payload.inputs[0].dtype: got "float33"'),
+    (CPU, ("inputs", 0, "shape"), [2] * 17, "payload.inputs[0].shape: has 17 entries"),
+    (CPU, ("inputs", 0, "shape", 1), -1, "payload.inputs[0].shape[1]: got -1"),
+    (CPU, ("inputs", 0, "shape", 1), 2**63, "payload.inputs[0].shape[1]: got 9223372036854775808"),
+    (CPU, ("inputs", 0, "shape", 1), 2.0, "payload.inputs[0].shape[1]: expected an integer, got 2.0"),
+    (CPU, ("inputs", 0, "shape"), [2**40, 2**40], "payload.inputs[0].shape: the buffer is over the limit"),
+    (CPU, ("inputs", 0, "strides"), [1], 'payload.inputs[0]: unknown field "strides"'),
+    (CPU, ("workspace",), -1, "payload.workspace: got -1"),
+    (CPU, ("workspace",), 256, "payload.steps[1].args[1]: workspace offset 256, the rule is a multiple"),
+    (CPU, ("steps",), {}, "payload.steps: expected a list, got {}"),
+    (CPU, ("steps",), [fill(2, 0, 0)] * 65, "payload.steps: has 65 entries"),
+    (CPU, ("steps", 1), "host", 'payload.steps[1]: expected a map, got "host"'),
+    (CPU, ("steps", 1, "kind"), DELETE, "payload.steps[1].kind: missing"),
+    (CPU, ("steps", 1, "kind"), "cubin", 'payload.steps[1].kind: got "cubin", the rule is one of fill,'),
+    (CPU, ("steps", 1, "kind"), "fill", "payload.steps[1].byte: missing"),
+    (CPU, ("steps", 0, "bytes"), DELETE, "payload.steps[0].bytes: missing"),
+    (CPU, ("steps", 0, "bytes"), None, "payload.steps[0].bytes: expected an integer"),
+    (CUDA, ("steps", 0, "uids"), DELETE, "payload.steps[0].uids: missing"),
+    (CUDA, ("steps", 0, "uids"), 2, "payload.steps[0].uids: expected a list"),
+    (CPU, ("steps", 1, "symbol"), "", "payload.steps[1].symbol: text of 0 bytes"),
+    (CPU, ("steps", 1, "symbol"), "s" * 257, "payload.steps[1].symbol: text of 257 bytes"),
+    (CPU, ("steps", 1, "symbol"), b"s", "payload.steps[1].symbol: expected text, got binary of 1 bytes"),
+    (CPU, ("steps", 1, "args"), [["operand", 0]] * 129, "payload.steps[1].args: has 129 entries"),
+    (CPU, ("steps", 1, "args", 0), ["operand", 3], "payload.steps[1].args[0]: operand 3, the program has 3"),
+    (CPU, ("steps", 1, "args", 0), ["operand", -1], "payload.steps[1].args[0]: operand -1"),
+    (CPU, ("steps", 1, "args", 0), ["operand", 0.5], "payload.steps[1].args[0]: got ["),
+    (CPU, ("steps", 1, "args", 0), ["register", 0], 'payload.steps[1].args[0]: got "register"'),
+    (CPU, ("steps", 1, "args", 0), ["operand"], "payload.steps[1].args[0]: got ["),
+    (CPU, ("steps", 1, "args", 1), ["workspace", 8], "payload.steps[1].args[1]: workspace offset 8"),
+    (CPU, ("steps", 1, "args", 1), ["workspace", 512], "payload.steps[1].args[1]: workspace offset 512"),
+    (CPU, ("steps", 1, "args", 2), ["immediate", "1"], "payload.steps[1].args[2]: an immediate is a number"),
+    (CPU, ("steps", 0, "byte"), 256, "payload.steps[0].byte: got 256, the rule is 0 <= byte <= 255"),
+    (CPU, ("steps", 0, "bytes"), 17, "payload.steps[0].dest: bytes is 17, the buffer has 16"),
+    (CPU, ("steps", 0, "dest"), ["operand", 0], "payload.steps[0].dest: operand 0 is an input and"),
+    (CPU, ("steps", 0, "dest"), ["immediate", 0], 'payload.steps[0].dest: got "immediate"'),
+    (CPU, ("steps", 2, "bytes"), 257, "payload.steps[2].dest: bytes is 257, the buffer has 256"),
+    (CPU, ("requires", "platform"), "cuda", 'payload.steps[1].kind: "host" steps run on cpu'),
+    (CUDA, ("requires", "platform"), "cpu", 'payload.steps[0].kind: "cudnn" steps run on cuda'),
+    (CUDA, ("steps", 0, "graph"), "", "payload.steps[0].graph: text of 0 bytes"),
+    (CUDA, ("steps", 0, "plan"), "text", "payload.steps[0].plan: expected binary"),
+    (CUDA, ("steps", 0, "knobs"), {"a": -1}, 'payload.steps[0].knobs["a"]: got -1'),
+    (CUDA, ("steps", 0, "knobs"), {"k" * 257: 1}, "payload.steps[0].knobs: a key of 257 bytes"),
+    (CUDA, ("steps", 0, "knobs"), {str(i): 1 for i in range(65)}, "payload.steps[0].knobs: has 65 entries"),
+    (CUDA, ("steps", 0, "uids"), [1], "payload.steps[0].args: has 2 entries, uids has 1"),
+    (CUDA, ("steps", 0, "workspace"), [0, 513], "payload.steps[0].workspace: slice [0,513]"),
+    (CUDA, ("steps", 0, "workspace"), [8, 8], "payload.steps[0].workspace: slice [8,8]"),
+    (CUDA, ("steps", 0, "workspace"), [256, 2**63 - 1], "payload.steps[0].workspace: slice ["),
+    (CUDA, ("steps", 0, "device"), 1, "payload.steps[0].device: expected text, got 1"),
+]
+
+
+@pytest.mark.parametrize(("base", "path", "value", "message"), BAD_FIELDS)
+def test_a_bad_field_is_named(base: Payload, path: tuple[Any, ...], value: Any, message: str) -> None:
+    assert problem(seal(changed(base, path, value))).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("artifact", "message"),
+    [
+        (b"", "artifact: not valid MessagePack"),
+        (b"\xc1", "artifact: not valid MessagePack"),
+        (msgpack.packb([1, 2]), "artifact.magic: not a cudnn_jax program"),
+        (msgpack.packb(None), "artifact.magic: not a cudnn_jax program"),
+        (seal(CPU, magic="other"), "artifact.magic: not a cudnn_jax program"),
+        (seal(CPU, version=2), "artifact.version: 2, this build reads version 1"),
+        (seal(CPU, version=2**64 - 1, more=1), "artifact.version: 18446744073709551615, this build reads"),
+        (seal(CPU, version=0), "artifact.version: got 0"),
+        (seal(CPU, version="1"), "artifact.version: expected an integer"),
+        (seal(CPU, more=1), 'artifact: unknown field "more"'),
+        (seal(CPU, sha256=b"0" * 32), "artifact.sha256: does not match the payload"),
+        (seal(CPU, sha256=b"0" * 31), "artifact.sha256: binary of 31 bytes"),
+        (seal(CPU, payload="text"), "artifact.payload: expected binary"),
+        (seal([1]), "payload: expected a map, got [1]"),  # type: ignore[arg-type]
+        (seal(CPU) + b"\0", "artifact: not valid MessagePack"),
+        (b"\x82\xa1a\x01\xa1a\x02", "artifact: not valid MessagePack, the key"),
+        (b"\x91" * 1_000_000, "artifact: not valid MessagePack, nested deeper than 8 levels"),
+        (b"\xdd\xff\xff\xff\xff", "artifact: not valid MessagePack"),
+        (b"\xc6\xff\xff\xff\xff", "artifact: not valid MessagePack"),
+        (b"\x81\xa1\xff\x01", "artifact.magic: not a cudnn_jax program"),
+    ],
+)
+def test_a_foreign_artifact_is_refused(artifact: bytes, message: str) -> None:
+    assert problem(artifact).startswith(message)
+
+
+def test_text_that_is_not_utf8_is_printable_in_the_message() -> None:
+    packed = msgpack.packb(CPU).replace(b"fill", b"f\xff\nl")
+    assert problem(seal({}, payload=packed, sha256=hashlib.sha256(packed).digest())).startswith(
+        "payload.steps[0].kind"
+    )
+
+
+def test_a_deep_payload_is_refused() -> None:
+    packed = b"\x91" * 100_000
+    text = problem(seal({}, payload=packed, sha256=hashlib.sha256(packed).digest()))
+    assert text.startswith("payload: not valid MessagePack, nested deeper than 8 levels")
+
+
+SEALED = seal(CPU)
+
+
+@given(st.integers(0, len(SEALED) - 1))
+def test_every_truncation_is_refused(length: int) -> None:
+    problem(SEALED[:length])
+
+
+@given(st.integers(0, 8 * len(SEALED) - 1))
+def test_every_flipped_bit_is_refused(bit: int) -> None:
+    damaged = bytearray(SEALED)
+    damaged[bit // 8] ^= 1 << bit % 8
+    problem(bytes(damaged))
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused(noise: bytes) -> None:
+    problem(noise)
+
+
+@settings(max_examples=1000)
+@given(st.integers(0, 8 * len(msgpack.packb(CPU)) - 1), st.booleans())
+def test_a_resealed_payload_with_a_flipped_bit_passes_or_names_its_field(bit: int, cuda: bool) -> None:
+    packed = bytearray(msgpack.packb(CUDA if cuda else CPU))
+    packed[bit // 8 % len(packed)] ^= 1 << bit % 8
+    content = bytes(packed)
+    try:
+        _ffi.program_check(seal({}, payload=content, sha256=hashlib.sha256(content).digest()))
+    except (ValueError, NotImplementedError) as error:
+        assert str(error).startswith("payload") and "\n" not in str(error)

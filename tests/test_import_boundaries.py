@@ -1,0 +1,56 @@
+"""What importing each room loads, measured in fresh interpreters."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("jax", "jaxlib", "torch", "cutlass", "cuda.tile", "flax", "numpy")
+
+
+def loaded_by(code: str) -> set[str]:
+    report = f"{code}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["cudnn_jax", "cudnn_jax.graph"])
+def test_the_graph_and_the_package_load_no_framework(module: str) -> None:
+    added = loaded_by(f"import {module}") - loaded_by("pass")
+    assert not added & set(HEAVY)
+
+
+def test_the_graph_needs_the_standard_library_only() -> None:
+    added = loaded_by("import cudnn_jax.graph") - loaded_by("pass")
+    foreign = {name for name in added if name.split(".")[0] not in sys.stdlib_module_names} - {"cudnn_jax"}
+    assert {name for name in foreign if not name.startswith(("cudnn_jax", "_cudnn_jax"))} == set()
+
+
+DECIDE = """
+from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.target import CPU, named
+from cudnn_jax.graph import data_type
+graph = pygraph(io_data_type=data_type.BFLOAT16)
+q, k, v = (graph.tensor(dim=(2, 4, 16, 64)) for _ in range(3))
+out, _ = graph.sdpa(q, k, v, generate_stats=False)
+out.set_output(True)
+graph.create_execution_plans(target=CPU)
+assert graph.plans
+"""
+
+
+def test_deciding_which_engines_serve_loads_no_dsl_and_no_jax() -> None:
+    assert not loaded_by(DECIDE) & (set(HEAVY) - {"numpy"})
+
+
+def test_no_file_imports_the_rooms_by_their_folder_names() -> None:
+    """An editable install leaves the repository root importable, so `import graph` would work by accident."""
+    root = pathlib.Path(__file__).parent.parent
+    wrong = re.compile(r"^\s*(?:import|from)\s+(?:graph|engines|ffi)\b", re.MULTILINE)
+    sources = [file for room in ("cudnn_jax", "engines", "graph", "tests", "benchmarks", "examples") for file in (root / room).rglob("*.py")]
+    assert len(sources) > 20
+    assert [str(file) for file in sources if wrong.search(file.read_text())] == []
