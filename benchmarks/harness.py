@@ -165,7 +165,7 @@ def measure_ceilings(quick: bool) -> Ceilings:
     return Ceilings(float(2 * words.nbytes / copy_ms / 1e6), float(2 * side**3 / product_ms / 1e9))
 
 
-def handler_ns(fn: Function, arguments: Sequence[Any], calls: int, rounds: int) -> Timing | None:
+def handler_time(fn: Function, arguments: Sequence[Any], calls: int, rounds: int) -> Timing | None:
     """Milliseconds that the host spends in our handler per execution, by its own counters; None if it never ran."""
     from cudnn_jax import _ffi
 

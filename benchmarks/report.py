@@ -57,14 +57,14 @@ class Report:
     left_out: list[dict[str, str]] = dataclasses.field(default_factory=list)
     wrong: list[dict[str, str]] = dataclasses.field(default_factory=list)
 
-    def add(self, plan: Timing, peers: dict[str, Timing], **common: Any) -> None:
+    def add(self, timing: Timing, peers: dict[str, Timing], **common: Any) -> None:
         """One row beside each peer, or one without where no peer ran."""
         for name, peer in (peers or {None: None}).items():
             beside: dict[str, Any] = {}
             if peer is not None:
-                ratio, spread = plan.ratio_to(peer)
+                ratio, spread = timing.ratio_to(peer)
                 beside = {"peer": name, "peer_ms": peer.ms, "ratio": ratio, "ratio_spread": spread}
-            self.rows.append(Row(op=self.op, ms=plan.ms, spread=plan.spread, **beside, **common))
+            self.rows.append(Row(op=self.op, ms=timing.ms, spread=timing.spread, **beside, **common))
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -94,9 +94,17 @@ class Report:
             f"bfloat16 product {self.ceilings.matmul_tflop_s:,.1f} TFLOP/s"
         )
         for heading, entries in (("left out", self.left_out), ("WRONG", self.wrong)):
-            for entry in entries:
-                where = " ".join(entry[key] for key in ("case", "direction") if key in entry)
-                console.print(f"{heading}: {where}: {entry['name']}: {entry['reason']}", highlight=False, markup=False)
+            for (name, reason), where in _grouped(entries).items():
+                line = f"{heading}: {name}: {reason} ({where})"
+                console.print(line, highlight=False, markup=False, style="red" if entries is self.wrong else None)
+
+
+def _grouped(entries: Iterable[dict[str, str]]) -> dict[tuple[str, str], str]:
+    """One entry for each name and reason, with the place or the number of places where it holds."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        places.setdefault((entry["name"], entry["reason"]), []).append(f"{entry['case']}, {entry['direction']}")
+    return {key: held[0] if len(held) == 1 else f"{len(held)} comparisons" for key, held in places.items()}
 
 
 def table(rows: Iterable[Row], title: str) -> Table:

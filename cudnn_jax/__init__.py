@@ -20,13 +20,13 @@ _EXPORTS = {
 }
 _MODULES = ("aot", "engines", "flax", "graph", "ops")
 
-__all__ = ["__version__", *_EXPORTS, *_MODULES]
-
 if TYPE_CHECKING:
-    from cudnn_jax._explain import Explanation, explain
-    from cudnn_jax.engines.planning import pygraph
-    from cudnn_jax.graph import GraphNotSupportedError, data_type
-    from cudnn_jax.ops.sdpa import sdpa
+    from cudnn_jax._explain import Explanation as Explanation
+    from cudnn_jax._explain import explain as explain
+    from cudnn_jax.engines.planning import pygraph as pygraph
+    from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
+    from cudnn_jax.graph import data_type as data_type
+    from cudnn_jax.ops.sdpa import sdpa as sdpa
 
 
 def __getattr__(name: str) -> Any:
@@ -40,4 +40,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_EXPORTS, *_MODULES])

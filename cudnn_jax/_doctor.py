@@ -87,7 +87,7 @@ def _devices() -> Finding:
     try:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError:
-        return Finding("GPU in JAX", "missing", "none", "the reference engine runs everything; install the cuda13 extra")
+        return Finding("GPU in JAX", "missing", "none", "the reference engine runs everything (extra cuda13)")
     kinds = ", ".join(f"{d.device_kind} (sm_{str(d.compute_capability).replace('.', '')})" for d in devices)
     return Finding("GPU in JAX", "ok", kinds, "operations are planned for these")
 

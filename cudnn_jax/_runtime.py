@@ -1,4 +1,4 @@
-"""Makes the C++ runtime known to JAX: the custom call's target and state type, and where libraries are.
+"""Makes the C++ runtime known to JAX: the custom call's target and its state type.
 
 `register()` runs when an operation is first lowered, and `initialize()` is a `jax_plugins` entry point that
 JAX calls in every process before its first backend: so an exported function or a cached executable that holds
@@ -8,39 +8,29 @@ one of our programs runs in a process that never imported cudnn_jax.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cudnn_jax import _ffi
+from cudnn_jax.engines import libraries
 
 TARGET = "cudnn_jax.program"
-
-_LIBRARIES = {
-    "cudnn": (("nvidia.cudnn", "nvidia.cudnn_jit"), "libcudnn.so*"),
-    "cudart": (("nvidia.cu13", "nvidia.cuda_runtime"), "libcudart.so.*"),
-    "nvrtc": (("nvidia.cu13", "nvidia.cuda_nvrtc"), "libnvrtc.so.*"),
-}
-"""Library -> the packages of the wheels that bring it, the preferred one first, and its file in their lib/.
-
-The driver, "cuda", comes with the machine and has no wheel.
-"""
 
 _lock = threading.Lock()
 _registered = False
 
 
 def register() -> None:
-    """Registers target, type and library folders with JAX, once per process."""
+    """Registers target and type with JAX and tells the runtime where libraries are, once per process."""
     global _registered
     with _lock:
         if _registered:
             return
         _check_api_version(_running_api_version())
-        _ffi.set_library_candidates(library_candidates())
+        libraries.locate()
         _register_cpu()
         _when_plugins_are_known(_register_cuda)
         _registered = True
@@ -49,23 +39,6 @@ def register() -> None:
 def initialize() -> None:
     """The `jax_plugins` entry point."""
     register()
-
-
-def library_candidates() -> dict[str, list[str]]:
-    """Absolute paths of the libraries that installed wheels bring. Imports none of them."""
-    return {
-        name: [str(path) for package in packages for path in _files_of(package, pattern)]
-        for name, (packages, pattern) in _LIBRARIES.items()
-    }
-
-
-def _files_of(package: str, pattern: str) -> Iterator[Path]:
-    try:
-        spec = importlib.util.find_spec(package)
-    except ModuleNotFoundError:  # no parent package
-        return
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        yield from sorted(Path(folder, "lib").glob(pattern), reverse=True)
 
 
 def _running_api_version() -> tuple[int, int] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
 
+from cudnn_jax import _ffi
+from cudnn_jax.engines import libraries
 from cudnn_jax.engines.base import Decline, PlanConfig, Program
 from cudnn_jax.engines.program import ProgramBuilder, arguments
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, pygraph
-
-from cudnn_jax import _ffi
 
 NAME = "cudnn"
 MODES = ("A", "FALLBACK")
@@ -24,6 +25,7 @@ class BackendSession:
     target: Target
     lowered: _ffi.BackendGraph
     index: dict[PlanConfig, int]
+    prefill: Mapping[int, int] = field(default_factory=dict)
 
     def build(self, config: PlanConfig) -> Program:
         """Builds one of the session's plans and serialises it into a program."""
@@ -35,6 +37,7 @@ class BackendSession:
         except _ffi.BackendNotSupported as error:
             raise GraphNotSupportedError(str(error)) from None
         builder = ProgramBuilder(self.graph, self.target, cudnn=_ffi.cudnn_version())
+        self._prefill(builder)
         size = self.lowered.plan_workspace(at)
         uids = list(self.lowered.uids())
         builder.step(
@@ -50,26 +53,41 @@ class BackendSession:
         )
         return builder.build()
 
+    def _prefill(self, builder: ProgramBuilder) -> None:
+        """Writes a word over outputs of which the plan may leave parts unwritten."""
+        for position, word in self.prefill.items():
+            tensor = self.graph.outputs[position]
+            nbytes = prod(tensor.dim) * tensor.data_type.itemsize_bits // 8
+            # Zeros need no alignment to words, and an output of 2-byte elements may end in half of one.
+            width = 1 if word == 0 else 4
+            where = ("operand", len(self.graph.inputs) + position)
+            builder.step("fill", dest=where, value=word, width=width, bytes=nbytes)
+
 
 def propose(
-    graph: pygraph, target: Target, modes: Sequence[str]
+    graph: pygraph, target: Target, modes: Sequence[str], prefill: Mapping[int, int]
 ) -> tuple[BackendSession | None, list[PlanConfig], list[Decline]]:
-    """cuDNN's plans for `graph`, one heuristic mode at a time so that each entry carries its mode."""
+    """cuDNN's plans for `graph`, one heuristic mode at a time so that each entry carries its mode.
+
+    `prefill` holds the words to write over outputs first, by position. Where at least one mode has plans, the refusal
+    of another is not a decline.
+    """
     if target.platform != "cuda":
         return None, [], [Decline(NAME, f"platform {target.platform}, serves cuda")]
+    libraries.locate()
     try:
         lowered = _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)
     except (_ffi.BackendNotSupported, _ffi.LibraryNotFound) as error:
         return None, [], [Decline(NAME, str(error))]
-    session = BackendSession(graph, target, lowered, {})
+    session = BackendSession(graph, target, lowered, {}, prefill)
     plans: list[PlanConfig] = []
-    declines: list[Decline] = []
+    refusals: dict[str, None] = {}
     for mode in (mode for mode in modes if mode in MODES):
         seen = lowered.plan_count()
         try:
             lowered.create_execution_plans(mode)
         except _ffi.BackendNotSupported as error:
-            declines.append(Decline(NAME, f"mode {mode}: {error}"))
+            refusals[str(error)] = None
             continue
         for at in range(seen, lowered.plan_count()):
             number, knobs = lowered.plan_engine(at)
@@ -77,5 +95,4 @@ def propose(
             if config not in session.index:
                 session.index[config] = at
                 plans.append(config)
-    return session, plans, declines
-
+    return session, plans, [] if plans else [Decline(NAME, reason) for reason in refusals]

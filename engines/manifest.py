@@ -38,7 +38,8 @@ class EngineFamily:
     """A kind of graph: the node types that name it, its analyzer, its ranking, and its engines.
 
     `backend_limits` names a function (facts, target) -> reason or None: where the backend would accept a graph and
-    give another answer than the operation's definition.
+    give another answer than the operation's definition. `backend_prefill` names a function facts -> {output position:
+    word}: what to write, as 4-byte words, over outputs that the backend may leave unwritten.
     """
 
     name: str
@@ -47,6 +48,7 @@ class EngineFamily:
     heuristics: Reference | None
     slots: tuple[EngineSlot, ...]
     backend_limits: Reference | None = None
+    backend_prefill: Reference | None = None
 
 
 _SDPA_FACTS = ("cudnn_jax.engines.sdpa.facts", "analyze")
@@ -62,6 +64,7 @@ FAMILIES: dict[str, EngineFamily] = {
             heuristics=("cudnn_jax.engines.sdpa.heuristics", "recommend"),
             slots=_SDPA_ENGINES,
             backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
+            backend_prefill=("cudnn_jax.engines.sdpa.backend_limits", "prefill"),
         ),
         EngineFamily(
             name="sdpa_bwd",
@@ -70,6 +73,7 @@ FAMILIES: dict[str, EngineFamily] = {
             heuristics=("cudnn_jax.engines.sdpa.heuristics", "recommend"),
             slots=_SDPA_ENGINES,
             backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
+            backend_prefill=("cudnn_jax.engines.sdpa.backend_limits", "prefill"),
         ),
     )
 }

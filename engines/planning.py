@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cudnn_jax import graph as graph_room
 from cudnn_jax.engines import backend, manifest
 from cudnn_jax.engines.base import DECLINES, Artifact, BaseEngine, Decline, PlanConfig, Program
 from cudnn_jax.engines.target import CPU, Target
 from cudnn_jax.graph import GraphNotSupportedError
-
-from cudnn_jax import graph as graph_room
 
 DEFAULT_MODES = ("A", "FALLBACK")
 
@@ -113,7 +112,9 @@ class _Planner:
             if reason:
                 self.declines.append(Decline(backend.NAME, reason))
                 return None, []
-        session, plans, declines = backend.propose(self.graph, self.target, modes)
+        prefill = self.family.backend_prefill if self.family else None
+        words = manifest.resolve(prefill)(self.facts) if prefill else {}
+        session, plans, declines = backend.propose(self.graph, self.target, modes, words)
         self.declines += declines
         return session, plans
 

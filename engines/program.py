@@ -10,11 +10,11 @@ from functools import cache
 from typing import Any
 
 import msgpack
+
+from cudnn_jax import _ffi
 from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import Tensor, pygraph
-
-from cudnn_jax import _ffi
 
 Argument = tuple[str, int | float]
 """("operand", index), ("workspace", offset) or ("immediate", number)."""
@@ -37,16 +37,6 @@ def storage_order(tensor: Tensor) -> tuple[int, ...]:
     moving = [axis for axis in axes if tensor.dim[axis] != 1]
     ordered = iter(sorted(moving, key=lambda axis: -tensor.stride[axis]))
     return tuple(axis if tensor.dim[axis] == 1 else next(ordered) for axis in axes)
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the memory holds the elements and nothing else, in some order of the axes."""
-    expected = 1
-    for axis in reversed(storage_order(tensor)):
-        if tensor.dim[axis] != 1 and tensor.stride[axis] != expected:
-            return False
-        expected *= tensor.dim[axis]
-    return True
 
 
 class ProgramBuilder:

@@ -49,7 +49,7 @@ class Config:
     def for_backend(cls) -> Config:
         if jax.default_backend() == "gpu":
             return cls(batch=128, dtype=jnp.bfloat16)
-        return cls(batch=16, dtype=jnp.float32)
+        return cls(batch=8, dtype=jnp.float32)
 
 
 # ---- Text ------------------------------------------------------------------------------------------------
@@ -122,8 +122,9 @@ class Trainer:
     def __init__(self, config: Config, steps: int, implementation: str | None, seed: int):
         self.config = config
         self.graphdef, self.params = nnx.split(ByteModel(config, implementation, nnx.Rngs(seed)), nnx.Param)
+        warmup = max(1, steps // 20)
         schedule = optax.warmup_cosine_decay_schedule(
-            0.0, config.learning_rate, max(1, steps // 20), steps, 0.05 * config.learning_rate
+            0.0, config.learning_rate, warmup, max(steps, warmup + 1), 0.05 * config.learning_rate
         )
         self.optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.05))
         self.opt_state = self.optimizer.init(self.params)
@@ -209,14 +210,14 @@ def train(trainer: Trainer, text: np.ndarray, held_out: np.ndarray, args: argpar
     report = Report(console, args.steps)
     mark_step, mark_time, step = 1, began, 0
     with report.bar:
-        while step < args.steps and time.perf_counter() - began < args.seconds:
+        while step == 0 or (step < args.steps and time.perf_counter() - began < args.seconds):
             batch = windows(text, rng.integers(0, text.size - config.context, config.batch), config.context)
             trainer.params, trainer.opt_state, loss = trainer.train_step(trainer.params, trainer.opt_state, batch)
             step += 1
             if step == 1:
                 jax.block_until_ready(loss)
                 mark_time = time.perf_counter()
-            if step % 5 == 0 or step == args.steps:
+            if step % 5 == 0 or step in (1, args.steps):
                 history.training.append((step, float(loss)))
                 now = time.perf_counter()
                 rate = (step - mark_step) * config.batch * config.context / max(now - mark_time, 1e-9)
@@ -261,7 +262,7 @@ def draw_curve(history: History, baseline: float, path: Path, title: str) -> Non
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="training steps (default 400)")
+    parser.add_argument("--steps", type=int, default=900, help="training steps (default 900)")
     parser.add_argument("--seconds", type=float, default=140.0, help="stop earlier after this long (default 140)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png (default out)")
     parser.add_argument("--implementation", help="as in cudnn_jax.sdpa; the ranked choice by default")

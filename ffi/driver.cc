@@ -20,7 +20,8 @@ struct Driver::Api {
   int (*context_get_current)(void** context);
   int (*context_set_current)(void* context);
   int (*stream_get_context)(void* stream, void** context);
-  int (*memset_d8_async)(uint64_t dest, unsigned char byte, size_t bytes, void* stream);
+  int (*memset_d8_async)(uint64_t dest, unsigned char byte, size_t count, void* stream);
+  int (*memset_d32_async)(uint64_t dest, unsigned int word, size_t count, void* stream);
 };
 
 namespace {
@@ -53,6 +54,7 @@ Api load_api(const DynamicLibrary& cuda) {
   bind(api.context_set_current, "cuCtxSetCurrent");
   bind(api.stream_get_context, "cuStreamGetCtx");
   bind(api.memset_d8_async, "cuMemsetD8Async");
+  bind(api.memset_d32_async, "cuMemsetD32Async");
   return api;
 }
 
@@ -89,6 +91,11 @@ void Driver::check(int status, const char* call) const {
 
 void Driver::fill(void* dest, uint8_t byte, size_t bytes, void* stream) const {
   check(api_.memset_d8_async(reinterpret_cast<uint64_t>(dest), byte, bytes, stream), "cuMemsetD8Async");
+}
+
+void Driver::fill_words(void* dest, uint32_t word, size_t bytes, void* stream) const {
+  check(api_.memset_d32_async(reinterpret_cast<uint64_t>(dest), word, bytes / sizeof word, stream),
+        "cuMemsetD32Async");
 }
 
 int Driver::device_handle(int device) const {

@@ -10,8 +10,9 @@ namespace cudnn_jax {
 
 class Driver {
  public:
-  // Bytes at `dest`, on `stream`.
+  // Repeats a byte, or a 4-byte word, over `bytes` bytes at `dest`, on `stream`.
   void fill(void* dest, uint8_t byte, size_t bytes, void* stream) const;
+  void fill_words(void* dest, uint32_t word, size_t bytes, void* stream) const;
   // 90 for compute capability 9.0. Asked once per device.
   int64_t arch(int device);
   // The context that work on `stream` of `device` belongs to.

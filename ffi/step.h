@@ -1,5 +1,5 @@
 // A step: one thing a program does, in order, on the caller's stream. A new kind is one file with a factory,
-// one line in the table of steps.cc and one entry in program_spec.json.
+// one line in steps/table and one entry in program_spec.json.
 #pragma once
 
 #include <cstddef>

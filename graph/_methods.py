@@ -1,6 +1,6 @@
 """The class that carries the generated builder methods. `_methods.pyi`, made by `stubs`, types it."""
 
-from cudnn_jax.graph.builders import GENERATED, builder
+from cudnn_jax.graph.builders import GENERATED, Builder
 
 
 class Methods:
@@ -8,4 +8,4 @@ class Methods:
 
 
 for _operation in GENERATED.values():
-    setattr(Methods, _operation.name, builder(_operation))
+    setattr(Methods, _operation.name, Builder(_operation))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudnn_jax.graph.errors import GraphNotSupportedError, GraphValidationError
 from cudnn_jax.graph.kinds import number
@@ -13,10 +12,10 @@ from cudnn_jax.graph.tensor import Tensor
 from cudnn_jax.graph.types import data_type
 
 
-@dataclass
-class Call:
-    """A call, taken apart. `given` are output tensors that the caller made."""
+class Call(NamedTuple):
+    """A call, taken apart. `given` are output tensors that the caller made; `label` is the node's, for errors."""
 
+    label: str
     name: str
     compute_data_type: data_type
     inputs: dict[str, Tensor]
@@ -34,7 +33,7 @@ def capture(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, An
         for keyword, expand in operation.expand.items():
             if keyword in arguments:
                 arguments |= {k: v for k, v in expand(arguments.pop(keyword)).items() if v is not None}
-        call = Call(name, compute, *_ports(operation, arguments), _params(operation, arguments))
+        call = Call(label, name, compute, *_ports(operation, arguments), _params(operation, arguments))
         if operation.settle is not None:
             operation.settle(call.params)
     except GraphNotSupportedError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,15 @@ def canonical(graph: pygraph) -> dict[str, Any]:
 
 
 def to_json(form: dict[str, Any]) -> str:
+    import json  # slow to import, and needed by planning alone
+
     return json.dumps(form, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(text: str) -> str:
+    import hashlib  # as json
+
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _tensor(tensor: Tensor, index: dict[int, int]) -> dict[str, Any]:
@@ -105,4 +112,4 @@ def _plain(value: Any) -> Any:
     """JSON has no infinities and no NaN: they are the strings "inf", "-inf" and "nan"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cudnn_jax.graph.attention import ATTRIBUTES, GIVEN, PORTS
@@ -90,9 +91,9 @@ def _attention(
         inputs=tuple(PORTS[port] for port in (*names, *hidden.split()) if port in PORTS),
         outputs=(*made, *(GIVEN[output] for output in names if output in GIVEN)),
         attributes=tuple(ATTRIBUTES[attribute] for attribute in names if attribute in ATTRIBUTES),
-        arguments=tuple(keywords.split()),
+        keywords=tuple(keywords.split()),
         keyword_only=tuple(own.split()),
-        expand={"dropout": _expand_dropout},
+        expand=MappingProxyType({"dropout": _expand_dropout}),
         **more,
     )
 

@@ -35,9 +35,9 @@ def _text(value: Any) -> str:
 
 
 flag = Kind("bool", "True or False", _flag)
-number = Kind("float | None", "a number", _number)
-integer = Kind("int | None", "an integer", _integer)
-text = Kind("str | None", "a string", _text)
+number = Kind("float", "a number", _number)
+integer = Kind("int", "an integer", _integer)
+text = Kind("str", "a string", _text)
 
 
 def choice(*names: str, absent: str | None = None) -> Kind:
@@ -49,7 +49,7 @@ def choice(*names: str, absent: str | None = None) -> Kind:
             raise ValueError
         return None if spelled == absent else spelled
 
-    return Kind("str | None", "one of " + ", ".join(map(repr, names)), parse)
+    return Kind("str", "one of " + ", ".join(map(repr, names)), parse)
 
 
 def unserved(why: str) -> Kind:
@@ -58,4 +58,4 @@ def unserved(why: str) -> Kind:
     def parse(value: Any) -> None:
         raise GraphNotSupportedError(why)
 
-    return Kind("None", why, parse)
+    return Kind("Any", why, parse)

@@ -36,13 +36,8 @@ def in_order(dim: Sequence[int], order: Sequence[int]) -> Dims:
 
 
 def memory_order(dim: Sequence[int], stride: Sequence[int]) -> Dims:
-    """Axes from slowest to fastest. In a tensor without elements a stride of 0 says "outside the empty axis"."""
-    empty = 0 in dim
-
-    def speed(axis: int) -> tuple[int, int]:
-        return (0, 0) if empty and stride[axis] == 0 else (1, -stride[axis])
-
-    return tuple(sorted(range(len(dim)), key=speed))
+    """Axes from slowest to fastest. A stride of 0, of a broadcast axis or outside an empty one, counts as slowest."""
+    return tuple(sorted(range(len(dim)), key=lambda axis: (stride[axis] != 0, -stride[axis])))
 
 
 def broadcast(shapes: Iterable[Sequence[int]]) -> Dims | None:

@@ -1,15 +1,14 @@
 """The vocabulary of the operation tables: an entry says everything about one operation, once.
 
 From an entry come the builder's signature and documentation, the capture of a call, the rules, the inference of dims
-and strides, and the order of ports in the canonical form.
+and strides, and the order of ports in the canonical form. Named tuples, because they are quick to import.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_jax.graph.layout import Dims
 from cudnn_jax.graph.types import data_type
@@ -22,9 +21,10 @@ Symbols = dict[str, int]
 Layout = tuple[Dims, Dims]
 """(dim, stride)"""
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-@dataclass(frozen=True)
-class Kind:
+
+class Kind(NamedTuple):
     """What an attribute's value may be. `parse` returns the plain value, or raises ValueError or TypeError."""
 
     annotation: str
@@ -32,8 +32,7 @@ class Kind:
     parse: Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """A port that takes a tensor.
 
     Attributes:
@@ -54,15 +53,14 @@ class Input:
     keyword: bool = True
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """A port that gives a tensor.
 
     Attributes:
-      layout: infers (dim, stride).
+      layout: infers (dim, stride); None for an output that the caller makes and passes by keyword.
       when: whether the output exists, from parameters and input ports; it does if None.
       type: the data type that the operation fixes.
-      shape: for an output that the caller makes and passes by keyword: its dims as symbols.
+      shape: the dims of an output that the caller makes, as symbols.
     """
 
     name: str
@@ -77,8 +75,7 @@ class Output:
         return self.layout is None
 
 
-@dataclass(frozen=True)
-class Attribute:
+class Attribute(NamedTuple):
     """A plain value. `binds` names the shape symbol that the value is, where no tensor tells it."""
 
     name: str
@@ -89,8 +86,7 @@ class Attribute:
     binds: str | None = None
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One operation.
 
     Attributes:
@@ -99,8 +95,8 @@ class Operation:
       summary: the first line of the documentation.
       inputs, outputs: ports in canonical order.
       attributes: plain parameters.
-      arguments: the builder's parameters in positional order; ports, then attributes, if empty.
-      keyword_only: parameters that follow `arguments` and have no position.
+      keywords: the builder's parameters in positional order, where that is not ports, then attributes.
+      keyword_only: parameters that have no position.
       fixed: parameters that the entry itself settles, such as a pointwise mode.
       expand: keywords that stand for several ports and attributes -> the function that takes them apart.
       settle: brings different spellings of one meaning into one.
@@ -113,20 +109,20 @@ class Operation:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     attributes: tuple[Attribute, ...] = ()
-    arguments: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
     keyword_only: tuple[str, ...] = ()
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    expand: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = _NOTHING
+    expand: Mapping[str, Callable[[Any], Mapping[str, Any]]] = _NOTHING
     settle: Callable[[dict[str, Any]], None] | None = None
     rules: tuple[Callable[[Node, Symbols], None], ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.arguments:
-            ports = [port.name for port in self.inputs if port.keyword]
-            names = (*ports, *(attribute.name for attribute in self.attributes), "compute_data_type", "name")
-            object.__setattr__(self, "arguments", names)
-        for table in ("fixed", "expand"):
-            object.__setattr__(self, table, MappingProxyType(dict(getattr(self, table))))
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The builder's parameters that have a position."""
+        if self.keywords:
+            return self.keywords
+        ports = [port.name for port in self.inputs]
+        return (*ports, *(attribute.name for attribute in self.attributes), "compute_data_type", "name")
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
@@ -105,10 +106,10 @@ def _operation(name: str, ports: str, formula: str, attributes: str) -> Operatio
         name=name,
         type="POINTWISE",
         summary=f"{formula}, element by element.",
-        inputs=tuple(Input(port) for port in ports.split()),
+        inputs=tuple(Input(port, "A tensor; inputs broadcast together.") for port in ports.split()),
         outputs=(Output("OUT_0", "Dims that the inputs broadcast to.", _broadcast_inputs),),
         attributes=tuple(_ATTRIBUTES[attribute] for attribute in attributes.split()),
-        fixed={"mode": name},
+        fixed=MappingProxyType({"mode": name}),
         rules=(_axis_in_range,) if attributes == "axis" else (),
     )
 

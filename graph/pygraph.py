@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,14 +112,11 @@ class pygraph(Methods):
             raise GraphValidationError(f"{label}: {error}") from None
         tensor = Tensor(self, name, is_virtual=bool(is_virtual))
         tensor._dim, tensor._stride, tensor._data_type = dims, strides, kind
-        self._register(tensor)
         if value is not None or is_pass_by_value:
             tensor.is_pass_by_value = True
             tensor.value = value
-        if ragged_offset is not None:
-            tensor.ragged_offset = ragged_offset
-        if uid is not None:
-            tensor.uid = uid
+        tensor.ragged_offset = ragged_offset
+        self._register(tensor, uid)
         return tensor
 
     def tensor_like(self, tensor: Tensor, name: str = "") -> Tensor:
@@ -133,8 +129,11 @@ class pygraph(Methods):
         """A number as a tensor of one element; it is part of the graph, not an operand."""
         return self.tensor((1,) * rank, None, data_type, name, is_pass_by_value=True, value=value)
 
-    def _register(self, tensor: Tensor) -> None:
-        self._uids.assign(tensor)
+    def _register(self, tensor: Tensor, uid: int | None = None) -> None:
+        if uid is None:
+            self._uids.assign(tensor)
+        else:
+            self._uids.claim(tensor, uid)
         self._tensors.append(tensor)
 
     # Operations
@@ -162,7 +161,7 @@ class pygraph(Methods):
         """Adds a node; returns its output, or the tuple of its outputs with None for those that do not exist."""
         self._open(f"{operation.name} cannot be added")
         call = capture(operation, args, kwargs)
-        self._check_wiring(operation, call)
+        self._check_wiring(call)
         outputs: dict[str, Tensor] = {}
         made: list[Tensor | None] = []
         for output in operation.outputs:
@@ -185,18 +184,19 @@ class pygraph(Methods):
         self._nodes.append(node)
         return made[0] if len(made) == 1 else tuple(made)
 
-    def _check_wiring(self, operation: Operation, call: Call) -> None:
+    def _check_wiring(self, call: Call) -> None:
         """Tensors are this graph's, and an output that the caller made is nobody else's yet."""
-        label = f"{operation.name} {call.name!r}" if call.name else operation.name
         for port, tensor in (*call.inputs.items(), *call.given.items()):
             if tensor._graph is not self:
-                raise GraphValidationError(f"{label}: {port} is {tensor!r}; the rule: a tensor of this graph")
+                raise GraphValidationError(f"{call.label}: {port} is {tensor!r}; the rule: a tensor of this graph")
+        if not call.given:
+            return
         taken = {id(tensor) for node in self._nodes for tensor in node._inputs.values()}
         taken |= {id(tensor) for tensor in call.inputs.values()}
         for port, tensor in call.given.items():
             if tensor._producer is not None or id(tensor) in taken:
                 raise GraphValidationError(
-                    f"{label}: {port} is {tensor!r}; the rule: an output is made by one port, and read only later"
+                    f"{call.label}: {port} is {tensor!r}; the rule: an output is made by one port, and read only later"
                 )
             taken.add(id(tensor))
 
@@ -268,4 +268,4 @@ class pygraph(Methods):
 
     def hash(self) -> str:
         """sha256 of the canonical form, in hex."""
-        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+        return canonical.digest(self.canonical_json())

@@ -31,7 +31,8 @@ def match(node: Node, port: str, tensor: Tensor, shape: str, symbols: Symbols) -
             if not spread:
                 symbols[name] = size
         elif size != expected and not (spread and size == 1):
-            known = ", ".join(f"{n} = {symbols[n]}" for n in dict.fromkeys(names) if n in symbols)
+            bare = dict.fromkeys(name.partition("+")[0] for name in names)
+            known = ", ".join(f"{symbol} = {symbols[symbol]}" for symbol in bare if symbol in symbols)
             refuse(node, port, f"has dim {tensor.dim}", f"{rule} with {known}" if known else rule)
 
 
@@ -45,9 +46,8 @@ def _size(name: str, symbols: Symbols) -> int | None:
 
 
 def dims_of(shape: str, symbols: Symbols) -> Dims:
-    """The dims that a fully known shape stands for."""
-    sizes = [_size(name, symbols) for name in shape.split()]
-    return tuple(size for size in sizes if size is not None) if None not in sizes else ()
+    """The dims of a shape whose symbols are all known."""
+    return tuple(int(name) if name.isdigit() else symbols[name] for name in shape.split())
 
 
 def dense(shape: str, like: str | None = None) -> Callable[[Node, Symbols], Layout]:

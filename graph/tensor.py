@@ -85,7 +85,7 @@ class Tensor:
 
     @property
     def dim(self) -> Dims:
-        """Dimensions; () while nothing tells them."""
+        """Dimensions, as the user set them or as the operation makes them."""
         return self._inferred_dim if self._dim is None else self._dim
 
     @dim.setter
@@ -99,7 +99,7 @@ class Tensor:
         """Elements between neighbours along each axis."""
         if self._stride is not None:
             return self._stride
-        if self._producer is not None and self.dim == self._inferred_dim:
+        if self.dim == self._inferred_dim:
             return self._inferred_stride
         return row_major(self.dim)
 

@@ -41,10 +41,11 @@ class Uids:
         if uid in self._users and holder is not tensor:
             assert holder is not None
             raise GraphValidationError(
-                f"tensor {tensor.label}: uid {uid} is tensor {holder.label}'s already; the rule: uids are unique"
+                f"tensor {tensor.label}: uid {uid} is taken by tensor {holder.label}; the rule: uids are unique"
             )
-        del self._holders[tensor._uid]
-        self._users.discard(tensor._uid)
+        if self._holders.get(tensor._uid) is tensor:
+            del self._holders[tensor._uid]
+            self._users.discard(tensor._uid)
         self._holders[uid] = tensor
         self._users.add(uid)
         tensor._uid = uid

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def infer_node(node: Node) -> None:
-    """Checks a node's dims and writes its outputs' inferred layout; waits while an input's dims are unknown."""
-    if any(not tensor.dim for tensor in node.inputs.values()):
-        return
+    """Checks a node's dims and writes its outputs' inferred layout."""
     symbols: Symbols = {}
     for attribute in node.operation.attributes:
         if attribute.binds and node.params[attribute.name] is not None:
@@ -78,8 +76,6 @@ def _check_ports(node: Node) -> None:
 
 
 def _check_tensor(node: Node, name: str, tensor: Tensor) -> None:
-    if not tensor.dim:
-        refuse(node, name, "has no dims", "dims are set, or follow from the inputs")
     if len(tensor.stride) != len(tensor.dim):
         refuse(node, name, f"has dim {tensor.dim} and stride {tensor.stride}", "one stride for each dim")
     if tensor.data_type is data_type.NOT_SET:

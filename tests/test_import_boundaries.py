@@ -51,6 +51,10 @@ def test_no_file_imports_the_rooms_by_their_folder_names() -> None:
     """An editable install leaves the repository root importable, so `import graph` would work by accident."""
     root = pathlib.Path(__file__).parent.parent
     wrong = re.compile(r"^\s*(?:import|from)\s+(?:graph|engines|ffi)\b", re.MULTILINE)
-    sources = [file for room in ("cudnn_jax", "engines", "graph", "tests", "benchmarks", "examples") for file in (root / room).rglob("*.py")]
+    sources = [
+        file
+        for room in ("cudnn_jax", "engines", "graph", "tests", "benchmarks", "examples")
+        for file in (root / room).rglob("*.py")
+    ]
     assert len(sources) > 20
     assert [str(file) for file in sources if wrong.search(file.read_text())] == []

@@ -36,7 +36,9 @@ def shape(name: str, value: Any, wanted: Sequence[int | None], rule: str) -> Non
 def broadcastable(name: str, value: Any, full: Sequence[int], rule: str) -> None:
     """Each axis is 1 or equals `full`'s."""
     if any(got not in (1, want) for got, want in zip(value.shape, full, strict=True)):
-        raise ValueError(f"{name} has shape {tuple(value.shape)}, which does not broadcast to {tuple(full)}; the rule: {rule}")
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}, which does not broadcast to {tuple(full)}; the rule: {rule}"
+        )
 
 
 def static_number(name: str, value: Any) -> float:

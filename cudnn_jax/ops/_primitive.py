@@ -86,7 +86,7 @@ def register(operation: Operation) -> Operation:
 
 
 def match_manual_axes(operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes every operand vary over the same axes inside `shard_map`, so that gradients of replicated ones are summed."""
+    """Makes every operand vary over the same axes inside `shard_map`: gradients of replicated ones are then summed."""
     axes = {name: _varying(jax.typeof(value)) for name, value in operands.items()}
     union = frozenset().union(*axes.values())
     return {
@@ -161,9 +161,7 @@ def _call(
     _runtime.register()
     result_of = {id(tensor): name for name, tensor in built.results.items()}
     order = [result_of[id(tensor)] for tensor in built.graph.outputs]
-    types = [
-        jax.ShapeDtypeStruct(storage_shape(built.results[name]), shapes[name].dtype) for name in order
-    ]
+    types = [jax.ShapeDtypeStruct(storage_shape(built.results[name]), shapes[name].dtype) for name in order]
     if artifact.workspace:
         types.append(jax.ShapeDtypeStruct((artifact.workspace,), jnp.uint8))
 
@@ -233,7 +231,7 @@ def _batch(
 
 def _refuse_jvp(operation: Operation, *_: Any, **__: Any) -> Any:
     raise NotImplementedError(
-        f"cudnn_jax.{operation.name} has no forward-mode or second derivative: use reverse mode (jax.grad, jax.vjp) once"
+        f"cudnn_jax.{operation.name} has no forward-mode or second derivative: use reverse mode (jax.grad) once"
     )
 
 

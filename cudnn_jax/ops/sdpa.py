@@ -112,7 +112,7 @@ def sdpa(
     operands = {"query": query, "key": key, "value": value}
     operands |= _check_scores(operands, bias, mask)
     operands |= _check_lengths(operands, query_seq_lengths, key_value_seq_lengths)
-    left, right = _check_window(local_window_size, is_causal)
+    left, right = _check_window(local_window_size, is_causal, operands["query"].shape[1] + operands["key"].shape[1])
     config = SdpaConfig(
         scale=query.shape[-1] ** -0.5 if scale is None else check.static_number("scale", scale),
         alignment=_check_alignment(causal_alignment),
@@ -193,14 +193,15 @@ def _check_lengths(operands: Mapping[str, Any], query_lengths: Any, kv_lengths: 
     return checked
 
 
-def _check_window(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
+def _check_window(window: Any, is_causal: bool, longest: int) -> tuple[int | None, int | None]:
+    """(left, right); a side that reaches past `longest`, all that there is in either alignment, is unbounded."""
     rule = "an int w, or (left, right), each at least 0, with None or -1 for unbounded"
     sides = (window, window) if window is None or not isinstance(window, tuple | list) else tuple(window)
     if len(sides) != 2 or any(
         side is not None and (isinstance(side, bool) or not hasattr(side, "__index__") or side < -1) for side in sides
     ):
         raise ValueError(f"local_window_size is {window!r}; the rule: {rule}")
-    left, right = (None if side is None or side == -1 else int(side) for side in sides)
+    left, right = (None if side is None or not -1 < side < longest else int(side) for side in sides)
     return left, 0 if is_causal else right
 
 
@@ -262,7 +263,9 @@ def _replace(config: SdpaConfig, **changes: Any) -> SdpaConfig:
 def _heads_tensor(graph: pygraph, name: str, aval: Any) -> Tensor:
     """(B, T, N, D) in memory as cuDNN's (B, N, T, D)."""
     b, t, n, d = aval.shape
-    return graph.tensor(dim=(b, n, t, d), stride=(t * n * d, d, n * d, 1), data_type=data_type.of(aval.dtype), name=name)
+    return graph.tensor(
+        dim=(b, n, t, d), stride=(t * n * d, d, n * d, 1), data_type=data_type.of(aval.dtype), name=name
+    )
 
 
 def _made(tensor: Tensor, dim: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Tensor:
@@ -307,7 +310,9 @@ def _start(config: SdpaConfig, avals: Avals) -> tuple[pygraph, dict[str, Tensor]
         kept = ports.get("bias")
         dtype = kept.data_type if kept is not None else data_type.FLOAT
         ports["bias"] = graph.binary_select(
-            kept if kept is not None else graph.scalar(0.0, dtype), graph.scalar(float("-inf"), dtype), ports.pop("mask")
+            kept if kept is not None else graph.scalar(0.0, dtype),
+            graph.scalar(float("-inf"), dtype),
+            ports.pop("mask"),
         )
     ports["attn_scale"] = config.scale
     if "query_lengths" in avals:

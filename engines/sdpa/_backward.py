@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
 from cudnn_jax.engines.sdpa._blockwise import (
     KEY_AXIS,
     ROW_AXIS,
@@ -19,10 +21,11 @@ from cudnn_jax.engines.sdpa._blockwise import (
     merge,
     over_tiles,
     put,
+    restored,
+    stored,
     varying_like,
 )
 from cudnn_jax.engines.sdpa._tiling import Band
-from jax import lax
 
 Array = jax.Array
 
@@ -50,6 +53,7 @@ def backward(
     # float16 has no room for small d logits: their products run on float32 operands.
     narrow = jnp.float32 if q.dtype == jnp.float16 else q.dtype
     scale = jnp.asarray(problem.scale, acc)
+    sum_type = acc if bias is None else _sum_type(bias, band, acc)
 
     def row_block(i: Any, carry: Any, over_keys: Any) -> Any:
         d_q, *sums = carry
@@ -68,7 +72,7 @@ def backward(
             if given is not None:
                 d_s = jnp.where(given, d_s, 0)
             if d_bias is not None:
-                d_bias = _add_bias(d_bias, d_s, band, i, j)
+                d_bias = _add_bias(d_bias, d_s, sum_type, band, i, j)
             p, d_s = p.astype(d_o.dtype), d_s.astype(narrow)
             d_q = d_q + problem.rows_times(d_s, k.astype(narrow), 2)
             d_k_part = problem.product(q_t.astype(narrow), merge(d_s, 2), 2)
@@ -81,36 +85,38 @@ def backward(
         d_q_tile, *sums = over_keys(tile, (start, *sums))
         d_q_tile = (d_q_tile * scale).astype(q.dtype)
         if repeated is not None:
-            d_q_tile = jnp.where(repeated, cut(d_q, ROW_AXIS, rows, i), d_q_tile)
+            d_q_tile = jnp.where(repeated, restored(cut(d_q, ROW_AXIS, rows, i), q.dtype), d_q_tile)
         return put(d_q, d_q_tile, ROW_AXIS, rows, i), *sums
 
     turned = [jnp.zeros((*x.shape[:2], x.shape[3], x.shape[2]), acc) for x in (problem.k, problem.v)]
-    bias_sum = jnp.zeros(bias.shape, _bias_accumulator(bias, band, acc)) if bias is not None and want_bias else None
-    start = varying_like((jnp.zeros(q.shape, q.dtype), *turned, bias_sum), (*problem.operands, d_o, lse))
+    bias_sum = stored(jnp.zeros(bias.shape, sum_type)) if bias is not None and want_bias else None
+    start = varying_like((stored(jnp.zeros(q.shape, q.dtype)), *turned, bias_sum), (*problem.operands, d_o, lse))
     d_q, d_k, d_v, d_bias = over_tiles(band, row_block, start)
 
     # Without the barrier XLA's CPU backend turns transpose(product) into a 16-bit product that it cannot run.
     d_k, d_v = lax.optimization_barrier((d_k, d_v))
     d_k = jnp.swapaxes(d_k * scale, 2, 3).astype(problem.k.dtype)
     d_v = jnp.swapaxes(d_v, 2, 3).astype(problem.v.dtype)
-    d_bias = None if d_bias is None or bias is None else d_bias.astype(bias.dtype)
-    return jnp.where(empty, 0, d_q), d_k, d_v, d_bias
+    if d_bias is not None and bias is not None:
+        d_bias = restored(d_bias, sum_type).astype(bias.dtype)
+    return jnp.where(empty, 0, restored(d_q, q.dtype)), d_k, d_v, d_bias
 
 
-def _bias_accumulator(bias: Array, band: Band, acc: Any) -> Any:
-    """A bias entry that one tile alone reaches needs no wider sum."""
+def _sum_type(bias: Array, band: Band, acc: Any) -> Any:
+    """What dBias is summed in: an entry that one tile alone reaches needs nothing wider than the bias's type."""
     once = bias.shape[ROW_AXIS] == band.rows.length and bias.shape[KEY_AXIS] == band.keys.length
     return bias.dtype if once else acc
 
 
-def _add_bias(d_bias: Array, d_s: Array, band: Band, i: Any, j: Any) -> Array:
-    """Adds a tile's d logits, summed over the axes that the bias broadcasts."""
-    shared = tuple(axis for axis in range(5) if d_bias.shape[axis] == 1 and d_s.shape[axis] != 1)
-    part = jnp.sum(d_s, axis=shared, keepdims=True).astype(d_bias.dtype)
+def _add_bias(total: Array, d_s: Array, dtype: Any, band: Band, i: Any, j: Any) -> Array:
+    """Adds a tile's d logits, summed over the axes that the bias broadcasts, to a total of that type."""
+    shared = tuple(axis for axis in range(5) if total.shape[axis] == 1 and d_s.shape[axis] != 1)
+    part = jnp.sum(d_s, axis=shared, keepdims=True)
     starts = [0] * 5
     for axis, blocks, index in ((ROW_AXIS, band.rows, i), (KEY_AXIS, band.keys, j)):
         if axis not in shared:
             starts[axis] = blocks.start(index)
     at = [jnp.asarray(start, jnp.int32) for start in starts]
-    part = part + lax.dynamic_slice(d_bias, at, part.shape, allow_negative_indices=False)
-    return lax.dynamic_update_slice(d_bias, part, at, allow_negative_indices=False)
+    old = restored(lax.dynamic_slice(total, at, part.shape, allow_negative_indices=False), dtype)
+    new = stored((old + part).astype(dtype))
+    return lax.dynamic_update_slice(total, new, at, allow_negative_indices=False)

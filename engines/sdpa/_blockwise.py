@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from cudnn_jax.engines.sdpa._tiling import Band, Blocks
 from jax import lax
+
+from cudnn_jax.engines.sdpa._tiling import Band, Blocks
 
 Array = jax.Array
 ROW_AXIS, KEY_AXIS = 3, 4
@@ -86,16 +87,29 @@ def cut(array: Array, axis: int, blocks: Blocks, index: Any) -> Array:
     if blocks.count == 1 or array.shape[axis] == 1:
         return array
     start = blocks.start(index)
-    return lax.dynamic_slice_in_dim(array, start, blocks.size, axis, allow_negative_indices=False)
+    tile = lax.dynamic_slice_in_dim(stored(array), start, blocks.size, axis, allow_negative_indices=False)
+    return restored(tile, array.dtype)
 
 
 def put(array: Array, tile: Array, axis: int, blocks: Blocks, index: Any) -> Array:
-    """The array with one block of an axis replaced."""
-    tile = tile.astype(array.dtype)
+    """The array, as `stored` holds it, with one block of an axis replaced."""
     if blocks.count == 1:
-        return tile
+        return stored(tile)
     start = blocks.start(index)
-    return lax.dynamic_update_slice_in_dim(array, tile, start, axis, allow_negative_indices=False)
+    return lax.dynamic_update_slice_in_dim(array, stored(tile), start, axis, allow_negative_indices=False)
+
+
+def stored(array: Array) -> Array:
+    """The array as loops carry and cut it: 16-bit floats as their bits.
+
+    XLA's CPU backend widens 16-bit floats around a slice or an update, which copies the whole array to touch a block.
+    """
+    return lax.bitcast_convert_type(array, jnp.uint16) if array.dtype.itemsize == 2 else array
+
+
+def restored(array: Array, dtype: Any) -> Array:
+    """Undoes `stored`."""
+    return array if array.dtype == dtype else lax.bitcast_convert_type(array, dtype)
 
 
 def merge(array: Array, axis: int) -> Array:
@@ -116,7 +130,7 @@ def varying_like(tree: Any, references: tuple[Array, ...]) -> Any:
 
 
 def _varying(x: Array) -> Any:
-    return getattr(jax.typeof(x), "vma", ())
+    return jax.typeof(x).manual_axis_type.varying
 
 
 def over_blocks(first: Any, end: Any, body: Callable[[Any, Any], Any], carry: Any) -> Any:

@@ -6,7 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from cudnn_jax.engines.sdpa._blockwise import ROW_AXIS, Problem, cut, over_tiles, put, varying_like
+
+from cudnn_jax.engines.sdpa._blockwise import (
+    ROW_AXIS,
+    Problem,
+    cut,
+    over_tiles,
+    put,
+    restored,
+    stored,
+    varying_like,
+)
 
 Array = jax.Array
 Carry = tuple[Array, Array, Array]
@@ -15,7 +25,7 @@ Carry = tuple[Array, Array, Array]
 def forward(problem: Problem) -> tuple[Array, Array]:
     """The output (B, K, G, T, DV) in the input's type and the logsumexp (B, K, G, T, 1) in the accumulator's."""
     band, rows, acc = problem.band, problem.band.rows, problem.accumulator
-    width = problem.v.shape[-1]
+    width, dtype = problem.v.shape[-1], problem.q.dtype
 
     def fresh(length: int, width: int, value: float, dtype: Any) -> Array:
         shape = (*problem.q.shape[:3], length, width)
@@ -39,11 +49,12 @@ def forward(problem: Problem) -> tuple[Array, Array]:
         start = fresh(size, 1, -jnp.inf, acc), fresh(size, 1, 0, acc), fresh(size, width, 0, acc)
         most, total, o = over_keys(tile, start)
         some = total != 0
-        o = jnp.where(some, o / jnp.where(some, total, 1), 0)
+        o = jnp.where(some, o / jnp.where(some, total, 1), 0).astype(dtype)
         lse = jnp.where(some, most + jnp.log(total), -jnp.inf)
         return put(results[0], o, ROW_AXIS, rows, i), put(results[1], lse, ROW_AXIS, rows, i)
 
-    start = fresh(rows.length, width, 0, problem.q.dtype), fresh(rows.length, 1, -jnp.inf, acc)
+    start = stored(fresh(rows.length, width, 0, dtype)), fresh(rows.length, 1, -jnp.inf, acc)
     o, lse = over_tiles(band, row_block, start)
+    o = restored(o, dtype)
     valid = band.valid_rows()
     return (o, lse) if valid is None else (jnp.where(valid, o, 0), jnp.where(valid, lse, -jnp.inf))

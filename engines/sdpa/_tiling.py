@@ -7,6 +7,7 @@ with the array, so nothing is padded; the entries that it shares with the block 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,20 +22,19 @@ if TYPE_CHECKING:
 
 Array = jax.Array
 
-# Entries of one float32 tile over all batches and heads. On a CPU a tile should stay in cache; on an accelerator
-# it should fill the device and keep the number of loop steps low.
-_TILE_ENTRIES = {"cpu": 1 << 20, "other": 1 << 25}
-_ROWS = {"cpu": 256, "other": 1024}
-_LEAST = 128
+# Entries of one float32 tile: over all batches and heads, and the most for one head. On a CPU 256 x 256 was the fastest
+# from T 256 to 16384; an accelerator wants the device filled and few loop steps.
+_TILE_ENTRIES = {"cpu": (1 << 21, 1 << 16), "other": (1 << 25, 1 << 22)}
+_LEAST_ENTRIES = 1 << 14
 _GRAIN = 16
 
 
 def choose(facts: SdpaFacts, platform: str) -> tuple[int, int]:
-    """The most query rows and the most keys of a tile."""
-    kind = "cpu" if platform == "cpu" else "other"
-    per_head = max(_TILE_ENTRIES[kind] // (facts.batch * facts.q_heads), _LEAST * _LEAST)
-    rows = min(facts.q_len, _ROWS[kind], max(_LEAST, per_head // min(facts.kv_len, _ROWS[kind])))
-    return rows, max(_LEAST, per_head // rows)
+    """The most query rows and the most keys of a tile: square, unless one side of the plane is short."""
+    everywhere, one_head = _TILE_ENTRIES["cpu" if platform == "cpu" else "other"]
+    entries = min(max(everywhere // (facts.batch * facts.q_heads), _LEAST_ENTRIES), one_head)
+    rows = min(facts.q_len, max(math.isqrt(entries), entries // facts.kv_len))
+    return rows, entries // rows
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,7 @@ class Band:
     right: int | None
 
     @classmethod
-    def of(
-        cls, facts: SdpaFacts, rows: Blocks, keys: Blocks, seq_q: Array | None, seq_kv: Array | None
-    ) -> Band:
+    def of(cls, facts: SdpaFacts, rows: Blocks, keys: Blocks, seq_q: Array | None, seq_kv: Array | None) -> Band:
         """The band of a graph with the arrays of true lengths that came with it."""
         q_length, kv_length = _true_length(seq_q, rows.length), _true_length(seq_kv, keys.length)
         shift = kv_length - q_length if facts.alignment == "bottom_right" else 0
@@ -126,7 +124,8 @@ class Band:
         xp: Any = np if isinstance(longest, int) and isinstance(nearest, int) else jnp
         first, end = xp.zeros_like(top), xp.full_like(top, longest)
         if self.left is not None:
-            first = xp.maximum(top + (nearest - self.left), 0) // keys.size
+            low = xp.maximum(top + (nearest - self.left), 0)
+            first = xp.where(low < longest, low // keys.size, keys.count)
         if self.right is not None:
             end = xp.clip(top + (rows.size + furthest + self.right), 0, end)
         return xp.asarray(first, np.int32), xp.asarray(-(-end // keys.size), np.int32)

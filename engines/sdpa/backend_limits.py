@@ -1,9 +1,15 @@
-"""Where cuDNN would take an attention graph and answer otherwise than the operation is defined."""
+"""Where cuDNN would take an attention graph and answer otherwise than the operation is defined.
+
+What is said of cuDNN here was seen on an H200 with cuDNN 9.19; tests/gpu holds the cases.
+"""
 
 from __future__ import annotations
 
 from cudnn_jax.engines.sdpa.facts import SdpaFacts
 from cudnn_jax.engines.target import Target
+
+MINUS_INFINITY = 0xFF800000
+"""float32 -inf as a word."""
 
 
 def mismatch(facts: SdpaFacts, target: Target) -> str | None:
@@ -12,4 +18,16 @@ def mismatch(facts: SdpaFacts, target: Target) -> str | None:
         return f"length 0 in B{facts.batch} T{facts.q_len} S{facts.kv_len}, serves lengths of at least 1"
     if "dStats" in facts.ports:
         return "a cotangent of the residual, serves none"
+    if "dBias" in facts.results and facts.bias_dim is not None:
+        full = (facts.q_len, facts.kv_len)
+        if facts.bias_dim[2:] != full:
+            return f"gradient of a bias {facts.bias_dim}, serves query and key axes of {full}"
     return None
+
+
+def prefill(facts: SdpaFacts) -> dict[int, int]:
+    """A batch without keys is left unwritten, except dQ: its outputs and gradients are 0, its logsumexp -inf."""
+    if not facts.padding:
+        return {}
+    words = {"O": 0, "Stats": MINUS_INFINITY, "dK": 0, "dV": 0}
+    return {facts.results[name]: word for name, word in words.items() if name in facts.results}

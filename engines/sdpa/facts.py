@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -64,7 +64,7 @@ class SdpaFacts:
 
     @property
     def causal(self) -> str:
-        """"none", "top_left" or "bottom_right": whether the right bound is the diagonal."""
+        """ "none", "top_left" or "bottom_right": whether the right bound is the diagonal."""
         return self.alignment if self.right == 0 else "none"
 
     @property
@@ -121,19 +121,22 @@ def _bounds(params: Mapping[str, Any]) -> tuple[str, int | None, int | None]:
     return alignment, None if window is None else window - 1, right
 
 
+def _positions(named: Mapping[str, Tensor | None], ordered: Sequence[Tensor]) -> dict[str, int]:
+    """name -> position in `ordered`, for the tensors that are in it."""
+    position = {id(tensor): index for index, tensor in enumerate(ordered)}
+    return {name: position[id(tensor)] for name, tensor in named.items() if id(tensor) in position}
+
+
 def analyze(graph: pygraph) -> SdpaFacts:
     """Parses a frozen graph that holds one SDPA or SDPA_BACKWARD node."""
     (node,) = [n for n in graph.nodes if n.type in ("SDPA", "SDPA_BACKWARD")]
     backward = node.type == "SDPA_BACKWARD"
     bias, mask, mask_node = _split_mask(node.inputs.get("bias"))
 
-    position = {id(tensor): index for index, tensor in enumerate(graph.inputs)}
     wired = {port: node.inputs.get(port) for port in (_BACKWARD_PORTS if backward else _FORWARD_PORTS)}
     wired |= {"bias": bias, "mask": mask}
-    ports = {port: position[id(tensor)] for port, tensor in wired.items() if tensor is not None and id(tensor) in position}
-
-    made = {id(tensor): index for index, tensor in enumerate(graph.outputs)}
-    results = {port: made[id(tensor)] for port, tensor in node.outputs.items() if tensor is not None and id(tensor) in made}
+    ports = _positions(wired, graph.inputs)
+    results = _positions(node.outputs, graph.outputs)
 
     unexplained = [n.name or n.type for n in graph.nodes if n is not node and n is not mask_node]
     unexplained += [f"port {port}" for port, tensor in node.inputs.items() if tensor is not None and port not in wired]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jax
+
     from cudnn_jax.engines.sdpa._blockwise import Problem
     from cudnn_jax.engines.sdpa.facts import SdpaFacts
 
@@ -14,9 +15,7 @@ Function = Callable[..., tuple[Any, ...]]
 _GRADIENTS = {"dQ": "q", "dK": "k", "dV": "v", "dBias": "bias"}
 
 
-def forward(
-    facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, int] | None = None
-) -> Function:
+def forward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, int] | None = None) -> Function:
     """The function of a forward graph: arrays in the order of `facts.ports` to a tuple in that of `facts.results`.
 
     Arrays have the graph's logical dims, (batch, heads, length, head dim).
@@ -27,6 +26,7 @@ def forward(
       tiles: the most query rows and the most keys of a tile; None chooses.
     """
     import jax.numpy as jnp
+
     from cudnn_jax.engines.sdpa import _forward
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -43,11 +43,10 @@ def forward(
     return run
 
 
-def backward(
-    facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, int] | None = None
-) -> Function:
+def backward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, int] | None = None) -> Function:
     """The function of a backward graph, as `forward`. The gradients are written out: no autodiff is involved."""
     import jax.numpy as jnp
+
     from cudnn_jax.engines.sdpa import _backward
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -69,6 +68,7 @@ def _problem(
     facts: SdpaFacts, given: dict[str, jax.Array], platform: str | None, tiles: tuple[int, int] | None
 ) -> Problem:
     import jax
+
     from cudnn_jax.engines.sdpa import _blockwise, _tiling
 
     tiles = tiles or _tiling.choose(facts, platform or jax.default_backend())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from cudnn_jax.engines import ids, manifest, planning
 from cudnn_jax.engines.base import BaseEngine, Inline, PlanConfig
 from cudnn_jax.engines.planning import pygraph
@@ -137,7 +138,9 @@ def test_a_pinned_decline_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     with family(monkeypatch, "sdpa_fwd", slot(1, NotBuilt)):
         graph = planned()
         graph.select_plan(0)
-        with pytest.raises(GraphNotSupportedError, match="pinned plan not-built cannot serve(.|\n)*tile 64, serves 128"):
+        with pytest.raises(
+            GraphNotSupportedError, match="pinned plan not-built cannot serve(.|\n)*tile 64, serves 128"
+        ):
             graph.build_plans()
     assert BUILT == ["not-built"]
 

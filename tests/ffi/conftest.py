@@ -3,9 +3,10 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from cudnn_jax import _ffi, _runtime
@@ -43,6 +44,13 @@ void slow_copy(void* const* args, const int64_t* nbytes, int64_t n) {
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> None:
     _runtime.register()
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    """Also where a GPU is the default device."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -47,8 +47,8 @@ def seal(content: Payload, **envelope: Any) -> bytes:
     return artifact
 
 
-def fill(index: int, byte: int, count: int) -> Payload:
-    return {"kind": "fill", "dest": ["operand", index], "byte": byte, "bytes": count}
+def fill(index: int, value: int, count: int, width: int = 1) -> Payload:
+    return {"kind": "fill", "dest": ["operand", index], "value": value, "width": width, "bytes": count}
 
 
 def host(symbol: str, *args: Sequence[Any]) -> Payload:

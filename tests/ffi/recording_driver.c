@@ -1,7 +1,7 @@
 /* A libcuda with two devices and no GPU, which writes down what it was asked. For core_test.cc.
 
-   Contexts: 0xd0 and 0xd1 are the primary contexts of devices 0 and 1. A stream names the context that stands at
-   its address. */
+   Contexts: 0xd0 and 0xd1 are the primary contexts of devices 0 and 1. A stream names the context that stands
+   at its address. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +25,9 @@ const char* take_journal(void) {
 
 int cuInit(unsigned flags) { return flags != 0; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
-int cuGetErrorString(int status, const char** text) { return *text = status == 101 ? "invalid device" : "failure", 0; }
+int cuGetErrorString(int status, const char** text) {
+  return *text = status == 101 ? "invalid device" : "failure", 0;
+}
 int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < 2 ? 0 : 101; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 75) return *value = 9 - device, 0; /* device 0 is sm_90, device 1 is sm_80 */
@@ -47,5 +49,10 @@ int cuStreamGetCtx(void* stream, void** context) { return *context = *(void**)st
 int cuMemsetD8Async(uint64_t dest, unsigned char byte, size_t bytes, void* stream) {
   memset((void*)dest, byte, bytes); /* under a sanitizer this checks the range too */
   note("fill %lx with %lx in %lx; ", bytes, byte, (unsigned long)current);
+  return stream == (void*)1 ? 700 : 0;
+}
+int cuMemsetD32Async(uint64_t dest, unsigned int word, size_t words, void* stream) {
+  for (size_t i = 0; i < words; ++i) ((unsigned int*)dest)[i] = word;
+  note("fill %lx words with %lx in %lx; ", words, word, (unsigned long)current);
   return stream == (void*)1 ? 700 : 0;
 }

@@ -25,7 +25,7 @@ def struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 def axpy_program(shape: tuple[int, ...], scale: float) -> bytes:
     steps = [
-        {"kind": "fill", "dest": ["workspace", 0], "byte": 1, "bytes": 256},
+        {"kind": "fill", "dest": ["workspace", 0], "value": 1, "width": 1, "bytes": 256},
         host("axpy", ["operand", 0], ["operand", 1], ["operand", 2], ["immediate", scale]),
     ]
     operands = [buffer("float32", *shape)] * 3
@@ -42,18 +42,19 @@ def axpy(shape: tuple[int, ...], scale: float) -> Callable[[Any, Any], jax.Array
     return run
 
 
+def test_fill_writes_words() -> None:
+    program = seal(payload(outputs=[buffer("float32", 5)], steps=[fill(0, 0xFF800000, 20, width=4)]))
+    np.testing.assert_array_equal(jax.jit(lambda: call(program, [struct((5,), jnp.float32)]))()[0], -np.inf)
+
+
 def test_fill_writes_its_bytes_and_no_others() -> None:
-    program = seal(
-        payload(outputs=[buffer("uint8", 3, 5)] * 2, steps=[fill(0, 9, 15), fill(1, 9, 15), fill(1, 4, 7)])
-    )
+    program = seal(payload(outputs=[buffer("uint8", 3, 5)] * 2, steps=[fill(0, 9, 15), fill(1, 9, 15), fill(1, 4, 7)]))
     full, part = jax.jit(lambda: call(program, [struct((3, 5), jnp.uint8)] * 2))()
     assert np.array_equal(full, np.full((3, 5), 9))
     assert np.array_equal(np.ravel(part), [4] * 7 + [9] * 8)
 
 
-def test_a_host_step_reads_and_writes_its_operands(
-    register_host: RegisterHost, rng: np.random.Generator
-) -> None:
+def test_a_host_step_reads_and_writes_its_operands(register_host: RegisterHost, rng: np.random.Generator) -> None:
     register_host("axpy")
     a, b = rng.standard_normal((2, 6, 7), dtype=np.float32)
     run = jax.jit(lambda a, b: axpy((6, 7), 0.5)(a, b + 1) * 2)
@@ -63,9 +64,7 @@ def test_a_host_step_reads_and_writes_its_operands(
 def test_a_step_is_told_the_size_of_each_argument(register_host: RegisterHost) -> None:
     register_host("sizes")
     args = [["operand", 1], ["operand", 0], ["workspace", 256], ["immediate", 1]]
-    content = payload(
-        [buffer("bfloat16", 3, 5)], [buffer("int64", 4)], [host("sizes", *args)], workspace=1024
-    )
+    content = payload([buffer("bfloat16", 3, 5)], [buffer("int64", 4)], [host("sizes", *args)], workspace=1024)
     results = [struct((4,), jnp.int64), struct((1024,), jnp.uint8)]
     with jax.enable_x64(True):
         out, _ = jax.jit(lambda x: call(seal(content), results, x))(jnp.ones((3, 5), jnp.bfloat16))
@@ -196,9 +195,7 @@ def test_a_symbol_may_be_a_python_callback() -> None:
     address = ctypes.cast(note, ctypes.c_void_p).value
     assert address is not None
     _ffi.register_host_symbol("note", address)
-    program = seal(
-        payload(outputs=[buffer("float32", 4)], steps=[fill(0, 0, 16), host("note", ["operand", 0])])
-    )
+    program = seal(payload(outputs=[buffer("float32", 4)], steps=[fill(0, 0, 16), host("note", ["operand", 0])]))
     assert np.array_equal(jax.jit(lambda: call(program, struct((4,), jnp.float32)))(), [0] * 4)
     assert seen == [16]
 

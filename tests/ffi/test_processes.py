@@ -17,7 +17,7 @@ pytest.importorskip("flatbuffers", reason="jax.export serialises with flatbuffer
 
 
 def program(byte: int) -> bytes:
-    steps = [fill(1, byte, 16), {"kind": "fill", "dest": ["workspace", 0], "byte": 0, "bytes": 64}]
+    steps = [fill(1, byte, 16), {"kind": "fill", "dest": ["workspace", 0], "value": 0, "width": 1, "bytes": 64}]
     return seal(payload([buffer("float32", 4)], [buffer("uint8", 4, 4)], steps, workspace=64))
 
 
@@ -27,13 +27,11 @@ def run_program(x: jax.Array, byte: int = 7) -> jax.Array:
     return out
 
 
-def python(code: str, *args: str | Path, **environment: str) -> str:
+def python(code: str, *args: str | Path) -> str:
     """The standard output of a new interpreter, which sees one CPU device and must warn of nothing."""
-    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | environment
+    env = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "error", "-c", code, *map(str, args)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=env, cwd=Path(__file__).parent, timeout=300
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=Path(__file__).parent, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "error" not in done.stderr.lower(), done.stderr
     return done.stdout
@@ -93,9 +91,7 @@ print(results[0])
 """
 
 
-@pytest.mark.parametrize(
-    "code", [REGISTER_COLD, REGISTER_WARM, REGISTER_MANY_THREADS], ids=["cold", "warm", "threads"]
-)
+@pytest.mark.parametrize("code", [REGISTER_COLD, REGISTER_WARM, REGISTER_MANY_THREADS], ids=["cold", "warm", "threads"])
 def test_registration_works_before_and_after_the_backend_starts(code: str) -> None:
     assert python(code).strip() == str([[7] * 4] * 4)
 
@@ -126,15 +122,10 @@ def test_the_second_process_takes_the_executable_from_the_cache(tmp_path: Path) 
 
 def test_the_program_is_part_of_the_cache_key(tmp_path: Path) -> None:
     python(CACHED, tmp_path)
-    other = CACHED.replace("jax.jit(run_program)", "jax.jit(lambda x: run_program(x, 9))").replace(
-        "[7]", "[9]"
-    )
+    other = CACHED.replace("jax.jit(run_program)", "jax.jit(lambda x: run_program(x, 9))").replace("[7]", "[9]")
     assert int(python(other, tmp_path).split()[1]) > 0
 
 
 def test_an_interpreter_that_ends_with_programs_alive_ends_cleanly() -> None:
-    code = (
-        REGISTER_COLD
-        + "\nkeep = jax.jit(run_program).lower(jax.numpy.ones(4)).compile()\nkeep(jax.numpy.ones(4))\n"
-    )
+    code = REGISTER_COLD + "\nkeep = jax.jit(run_program).lower(jax.numpy.ones(4)).compile()\nkeep(jax.numpy.ones(4))\n"
     assert re.match(r"\[\[7, 7", python(code))

@@ -23,7 +23,7 @@ CPU = payload(
     steps=[
         fill(2, 255, 16),
         host("f", ["operand", 0], ["workspace", 256], ["immediate", 0.5], ["immediate", -3]),
-        {"kind": "fill", "dest": ["workspace", 256], "byte": 0, "bytes": 256},
+        {"kind": "fill", "dest": ["workspace", 256], "value": 0, "width": 1, "bytes": 256},
     ],
     workspace=512,
 )
@@ -63,9 +63,7 @@ def test_a_sound_program_is_summarised() -> None:
 def test_the_hash_is_sha256_for_every_length_of_the_last_block() -> None:
     for length in range(1, 131):
         content = payload(steps=[host("x" * length)])
-        assert (
-            _ffi.program_check(seal(content))["sha256"] == hashlib.sha256(msgpack.packb(content)).hexdigest()
-        )
+        assert _ffi.program_check(seal(content))["sha256"] == hashlib.sha256(msgpack.packb(content)).hexdigest()
 
 
 @pytest.mark.parametrize("dtype", SPEC["dtypes"])
@@ -118,9 +116,12 @@ BAD_FIELDS: list[tuple[Payload, tuple[Any, ...], Any, str]] = [
     (CPU, ("steps", 1), "host", 'payload.steps[1]: expected a map, got "host"'),
     (CPU, ("steps", 1, "kind"), DELETE, "payload.steps[1].kind: missing"),
     (CPU, ("steps", 1, "kind"), "cubin", 'payload.steps[1].kind: got "cubin", the rule is one of fill,'),
-    (CPU, ("steps", 1, "kind"), "fill", "payload.steps[1].byte: missing"),
+    (CPU, ("steps", 1, "kind"), "fill", "payload.steps[1].value: missing"),
     (CPU, ("steps", 0, "bytes"), DELETE, "payload.steps[0].bytes: missing"),
     (CPU, ("steps", 0, "bytes"), None, "payload.steps[0].bytes: expected an integer"),
+    (CPU, ("steps", 0, "width"), 2, "payload.steps[0].width: got 2, the rule is 1 or 4"),
+    (CPU, ("steps", 0, "value"), 256, "payload.steps[0].value: got 256, the rule is at most 255 at width 1"),
+    (CPU, ("steps", 0), fill(2, 1, 15, 4), "payload.steps[0].bytes: got 15, the rule is a multiple of width 4"),
     (CUDA, ("steps", 0, "uids"), DELETE, "payload.steps[0].uids: missing"),
     (CUDA, ("steps", 0, "uids"), 2, "payload.steps[0].uids: expected a list"),
     (CPU, ("steps", 1, "symbol"), "", "payload.steps[1].symbol: text of 0 bytes"),
@@ -191,9 +192,7 @@ def test_a_foreign_artifact_is_refused(artifact: bytes, message: str) -> None:
 
 def test_text_that_is_not_utf8_is_printable_in_the_message() -> None:
     packed = msgpack.packb(CPU).replace(b"fill", b"f\xff\nl")
-    assert problem(seal({}, payload=packed, sha256=hashlib.sha256(packed).digest())).startswith(
-        "payload.steps[0].kind"
-    )
+    assert problem(seal({}, payload=packed, sha256=hashlib.sha256(packed).digest())).startswith("payload.steps[0].kind")
 
 
 def test_a_deep_payload_is_refused() -> None:

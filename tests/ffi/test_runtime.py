@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cudnn_jax import _ffi, _runtime
+from cudnn_jax.engines import libraries
 
 
 def test_the_entry_point_is_the_runtime() -> None:
@@ -29,9 +30,7 @@ def test_the_running_jaxlib_is_new_enough() -> None:
 def test_an_older_or_other_ffi_is_refused_with_both_versions(running: tuple[int, int]) -> None:
     with pytest.raises(RuntimeError) as raised:
         _runtime._check_api_version(running)
-    assert f"jaxlib speaks XLA FFI {running[0]}.{running[1]}, cudnn_jax is for 0.3" in str(
-        raised.value
-    )
+    assert f"jaxlib speaks XLA FFI {running[0]}.{running[1]}, cudnn_jax is for 0.3" in str(raised.value)
 
 
 @pytest.mark.parametrize("running", [(0, 3), (0, 5), None])
@@ -39,9 +38,7 @@ def test_the_same_or_a_newer_ffi_is_accepted(running: tuple[int, int] | None) ->
     _runtime._check_api_version(running)
 
 
-def test_wheel_folders_are_found_without_importing_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheel_folders_are_found_without_importing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("cudnn_first", "cudnn_second"):
         library = tmp_path / "wheels" / package / "lib" / "libcudnn.so.9"
         library.parent.mkdir(parents=True)
@@ -50,9 +47,9 @@ def test_wheel_folders_are_found_without_importing_them(
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     packages = ("wheels.cudnn_second", "wheels.absent", "absent.cudnn", "wheels.cudnn_first")
-    monkeypatch.setattr(_runtime, "_LIBRARIES", {"cudnn": (packages, "libcudnn.so*")})
+    monkeypatch.setattr(libraries, "_WHEELS", {"cudnn": (packages, "libcudnn.so*")})
     folder = tmp_path / "wheels"
-    assert _runtime.library_candidates() == {
+    assert libraries.candidates() == {
         "cudnn": [str(folder / name / "lib" / "libcudnn.so.9") for name in ("cudnn_second", "cudnn_first")]
     }
     assert "wheels.cudnn_second" not in sys.modules
@@ -82,8 +79,5 @@ def test_a_missing_driver_names_what_was_tried_and_a_candidate_is_opened(tmp_pat
     command = [sys.executable, "-c", LIBRARY_ORDER, library]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     missing, version = done.stdout.splitlines()
-    assert (
-        missing.startswith("libcuda could not be opened, tried: libcuda.so.1 (")
-        and "; libcuda.so (" in missing
-    )
+    assert missing.startswith("libcuda could not be opened, tried: libcuda.so.1 (") and "; libcuda.so (" in missing
     assert version == "13000"

@@ -35,7 +35,7 @@ def causal_mask(length=LENGTH):
 
 
 def nnx_loss_and_grads(layer, x, cotangent, **call):
-    return nnx.value_and_grad(lambda m: jnp.sum(m(x, **call) * cotangent))(layer)
+    return nnx.jit(nnx.value_and_grad(lambda m: jnp.sum(m(x, **call) * cotangent)))(layer)
 
 
 def assert_trees_near(got, want):
@@ -81,7 +81,7 @@ def test_linen_layer(layer_options, call, batch, rng):
     variables = linen_layer(**layer_options).init(jax.random.key(0), x)
 
     def loss_and_grads(layer):
-        return jax.value_and_grad(lambda v: jnp.sum(layer.apply(v, x, **call) * cotangent))(variables)
+        return jax.jit(jax.value_and_grad(lambda v: jnp.sum(layer.apply(v, x, **call) * cotangent)))(variables)
 
     assert_trees_near(
         loss_and_grads(linen_layer(attention_fn, **layer_options)),

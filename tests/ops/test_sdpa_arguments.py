@@ -26,7 +26,12 @@ def ones(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
 
 
 BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("rank", {"query": ones(B, N, D, 1, 1)}, ValueError, r"query has shape \(2, 4, 8, 1, 1\); the rule: \(B, T, N, D\)"),
+    (
+        "rank",
+        {"query": ones(B, N, D, 1, 1)},
+        ValueError,
+        r"query has shape \(2, 4, 8, 1, 1\); the rule: \(B, T, N, D\)",
+    ),
     ("mixed rank", {"key": ones(S, NK, D)}, ValueError, r"key has shape \(5, 2, 8\); the rule: query's rank 4"),
     ("no array", {"value": [[1.0]]}, TypeError, "value is a list; the rule: an array"),
     ("dtype", {"query": ones(B, T, N, D, dtype=jnp.int32)}, TypeError, "query has dtype int32; the rule: bfloat16 or"),
@@ -38,11 +43,21 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("head ratio", {"query": ones(B, T, 3, D)}, ValueError, "query has 3 heads and key 2; the rule: .* multiple"),
     ("no heads", {"query": ones(B, T, 0, D)}, ValueError, "at least one head"),
     ("bias rank", {"bias": ones(T, S)}, ValueError, r"bias has shape \(6, 5\); the rule: 4-D"),
-    ("bias shape", {"bias": ones(1, NK, T, S)}, ValueError, r"bias has shape \(1, 2, 6, 5\).* broadcast to \(2, 4, 6, 5\)"),
+    (
+        "bias shape",
+        {"bias": ones(1, NK, T, S)},
+        ValueError,
+        r"bias has shape \(1, 2, 6, 5\).* broadcast to \(2, 4, 6, 5\)",
+    ),
     ("bias dtype", {"bias": ones(1, 1, T, S, dtype=jnp.int32)}, TypeError, "bias has dtype int32"),
     ("mask shape", {"mask": ones(B, 1, T, T, dtype=bool)}, ValueError, r"mask has shape \(2, 1, 6, 6\)"),
     ("mask dtype", {"mask": ones(1, 1, T, S)}, TypeError, "mask has dtype float32; the rule: boolean"),
-    ("lengths shape", {"key_value_seq_lengths": ones(3, dtype=jnp.int32)}, ValueError, r"key_value_seq_lengths .*\(3,\)"),
+    (
+        "lengths shape",
+        {"key_value_seq_lengths": ones(3, dtype=jnp.int32)},
+        ValueError,
+        r"key_value_seq_lengths .*\(3,\)",
+    ),
     ("lengths dtype", {"query_seq_lengths": ones(B)}, TypeError, "query_seq_lengths has dtype float32"),
     ("lengths rank", {"query_seq_lengths": ones(B, 1, dtype=jnp.int32)}, ValueError, r"query_seq_lengths has shape"),
     ("window", {"local_window_size": (1, 2, 3)}, ValueError, r"local_window_size is \(1, 2, 3\); the rule"),
@@ -97,7 +112,9 @@ def test_the_signature() -> None:
 
 
 def test_an_engine_asked_for_by_name_that_declines_says_why() -> None:
-    with pytest.raises(cudnn_jax.GraphNotSupportedError, match="implementation='cudnn' cannot serve(.|\n)*platform cpu"):
+    with pytest.raises(
+        cudnn_jax.GraphNotSupportedError, match="implementation='cudnn' cannot serve(.|\n)*platform cpu"
+    ):
         cudnn_jax.sdpa(**operands(), implementation="cudnn")
     with pytest.raises(cudnn_jax.GraphNotSupportedError, match="implementation='flash'"):
         cudnn_jax.sdpa(**operands(), implementation="flash")

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from support import standin
 
 import cudnn_jax
 from cudnn_jax import _ffi
 from cudnn_jax.engines import manifest
+from support import standin
 
 SLOT = manifest.EngineSlot(1, "mix", ("support.standin", "Mix"))
 SHAPE = (2, 5, 3, 8)
@@ -58,7 +58,9 @@ def test_the_program_runs_with_its_operands_in_order(jitted: bool, rng: np.rando
 def test_a_call_inside_vmap_scan_and_grad(rng: np.random.Generator) -> None:
     q, k, v = qkv(rng)
     stacked = jnp.stack([q, 2 * q])
-    np.testing.assert_allclose(jax.vmap(cudnn_jax.sdpa, (0, None, None))(stacked, k, v)[1], mixed(2 * q, k, v), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.vmap(cudnn_jax.sdpa, (0, None, None))(stacked, k, v)[1], mixed(2 * q, k, v), rtol=1e-6
+    )
     carried, _ = jax.lax.scan(lambda c, _: (cudnn_jax.sdpa(c, k, v) / 100, None), q, length=2)
     np.testing.assert_allclose(carried, mixed(mixed(q, k, v) / 100, k, v) / 100, rtol=1e-5)
     out, _ = jax.vjp(cudnn_jax.sdpa, q, k, v)
@@ -95,5 +97,7 @@ def test_an_exported_call_runs_in_a_new_process(tmp_path: Path, rng: np.random.G
     files[0].write_bytes(made.serialize())
     np.save(files[1], np.stack(operands))
     tests = Path(__file__).parent.parent
-    subprocess.run([sys.executable, "-c", CHILD, str(tests), str(tmp_path), *map(str, files)], check=True, env=os.environ)
+    subprocess.run(
+        [sys.executable, "-c", CHILD, str(tests), str(tmp_path), *map(str, files)], check=True, env=os.environ
+    )
     np.testing.assert_allclose(np.load(files[2]), mixed(*operands), rtol=1e-6)

@@ -60,9 +60,7 @@ BATCHED = [
 @pytest.mark.parametrize("batched", BATCHED, ids=lambda names: "+".join(sorted(names)))
 def test_vmap_of_a_vjp_equals_a_loop(batched: set[str], bias_batch: int, rng: np.random.Generator) -> None:
     shapes = SHAPES | {"bias": (bias_batch, *SHAPES["bias"][1:])}
-    operands = {
-        name: fresh((V, *shape) if name in batched else shape, name, rng) for name, shape in shapes.items()
-    }
+    operands = {name: fresh((V, *shape) if name in batched else shape, name, rng) for name, shape in shapes.items()}
     cotangent = fresh((V, B, T, N, D), "", rng)
     axes = {name: 0 if name in batched else None for name in shapes}
     got = jax.vmap(value_and_vjp, in_axes=(axes, 0))(operands, cotangent)
@@ -95,7 +93,9 @@ def test_an_axis_that_vmap_must_copy_is_said(rng: np.random.Generator) -> None:
     told = cudnn_jax.explain(jax.vmap(cudnn_jax.sdpa, in_axes=(0, None, None)), q, k, v)
     assert [note.split(":")[0] for note in told.rows[0]["notes"]] == ["vmap copies key", "vmap copies value"]
     bias = fresh((1, 1, T, S), "", rng)
-    told = cudnn_jax.explain(jax.vmap(lambda q, k, v: cudnn_jax.sdpa(q, k, v, bias)), q, *(jnp.stack([x] * V) for x in (k, v)))
+    told = cudnn_jax.explain(
+        jax.vmap(lambda q, k, v: cudnn_jax.sdpa(q, k, v, bias)), q, *(jnp.stack([x] * V) for x in (k, v))
+    )
     assert told.rows[0]["notes"] == []
 
 
@@ -114,7 +114,9 @@ def test_jit_eager_and_remat_agree_bit_for_bit(rng: np.random.Generator) -> None
         return (cudnn_jax.sdpa(q, k, v, is_causal=True) ** 2).sum()
 
     grad: Callable[..., Any] = jax.grad(loss, argnums=(0, 1, 2))
-    saved = jax.checkpoint(loss, policy=jax.checkpoint_policies.save_only_these_names("cudnn_jax.sdpa.out", "cudnn_jax.sdpa.lse"))
+    saved = jax.checkpoint(
+        loss, policy=jax.checkpoint_policies.save_only_these_names("cudnn_jax.sdpa.out", "cudnn_jax.sdpa.lse")
+    )
     results = [jax.jit(grad)(q, k, v), jax.jit(jax.grad(saved, argnums=(0, 1, 2)))(q, k, v)]
     for each in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, results[0], each)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cudnn_jax import _ffi
 from cudnn_jax.engines import manifest
 from cudnn_jax.engines.base import Artifact, BaseEngine, PlanConfig
 from cudnn_jax.engines.program import ProgramBuilder, arguments
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, pygraph
-
-from cudnn_jax import _ffi
 
 SYMBOL = "standin_mix"
 SOURCE = r"""
@@ -67,10 +67,10 @@ class Mix(BaseEngine):
         order = [node["inputs"][port] for port in ("q", "k", "v")] + [node["outputs"]["O"]]
         builder = ProgramBuilder(graph, target)
         offset = builder.workspace(512)
-        builder.step("fill", dest=("workspace", offset), byte=7, bytes=512)
+        builder.step("fill", dest=("workspace", offset), value=7, width=1, bytes=512)
         if "Stats" in facts.results:
             stats = arguments(graph, [node["outputs"]["Stats"]])[0]
-            builder.step("fill", dest=stats, byte=0, bytes=4 * facts.batch * facts.q_heads * facts.q_len)
+            builder.step("fill", dest=stats, value=0, width=1, bytes=4 * facts.batch * facts.q_heads * facts.q_len)
         builder.step("host", symbol=SYMBOL, args=arguments(graph, order))
         return builder.build()
 

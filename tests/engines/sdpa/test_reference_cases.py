@@ -1,13 +1,12 @@
 """The reference engine on every attention case, against the float64 oracle."""
 
 import functools
-import json
 
 import jax
 import pytest
-from .harness import BY_NAME, CASES, arrays, check, engine_function, engine_ports, expected
 
 from cudnn_jax.engines.sdpa import reference
+from support.attention.harness import BY_NAME, CASES, QUICK, arrays, check, engine_function, engine_ports, expected
 
 SMALL_TILES = (24, 40)
 """Rows and keys of a tile that cut even short cases into several blocks, ragged ones among them."""
@@ -15,17 +14,17 @@ SMALL_TILES = (24, 40)
 WHOLE = ["plain", "decode", "gqa_bf16", "bottom_right_lengths", "bias_lengths", "mask_bias_causal", "window_both"]
 
 
-def run(case, tiles):
+def run(case, tiles, compiler_options=None):
     forward = functools.partial(reference.forward, tiles=tiles)
     backward = functools.partial(reference.backward, tiles=tiles)
     given = arrays(case)
-    got = jax.jit(engine_function(case, forward, backward))(engine_ports(case, given))
-    check(case, got, expected(case, given))
+    both = jax.jit(engine_function(case, forward, backward), compiler_options=compiler_options)
+    check(case, both(engine_ports(case, given)), expected(case, given))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_in_many_tiles(case):
-    run(case, SMALL_TILES)
+    run(case, SMALL_TILES, QUICK)
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -51,9 +51,7 @@ def attention(
     for ib in range(b):
         q_length = t if q_lengths is None else int(q_lengths[ib])
         kv_length = s if kv_lengths is None else int(kv_lengths[ib])
-        seen = visible(
-            t, s, left=left, right=right, alignment=alignment, q_length=q_length, kv_length=kv_length
-        )
+        seen = visible(t, s, left=left, right=right, alignment=alignment, q_length=q_length, kv_length=kv_length)
         for head in range(n):
             kv_head = head // (n // nk)
             q, k, v = (np.zeros(x.shape) for x in (query[ib, :, 0], key[ib, :, 0], value[ib, :, 0]))

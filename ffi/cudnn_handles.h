@@ -1,0 +1,50 @@
+// cuDNN handles of one device. A handle serves one call at a time and remembers its stream, because telling
+// cuDNN the same stream again costs microseconds and driver queries.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "ffi/cudnn_library.h"
+
+namespace cudnn_jax {
+
+class CudnnHandlePool {
+ public:
+  // Makes sure that a call can find a handle without making one. Called with the device's context bound.
+  void prepare();
+
+  // A handle on `stream` until the lease ends. A handle that is free on that stream is preferred.
+  class Lease {
+   public:
+    Lease(CudnnHandlePool& pool, void* stream);
+    ~Lease();
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    cudnnHandle_t get() const { return handle_; }
+
+   private:
+    CudnnHandlePool& pool_;
+    cudnnHandle_t handle_;
+    void* stream_;
+  };
+
+ private:
+  struct Free {
+    cudnnHandle_t handle;
+    void* stream;
+  };
+  static Free make();
+
+  std::mutex mutex_;
+  std::vector<Free> free_;  // the longest unused first
+  bool prepared_ = false;
+};
+
+// Planning holds a handle for as long as its graph lives, and would take it from the calls that run plans.
+enum class CudnnHandleUse { kRun, kPlan };
+
+// Never destroyed: XLA may still hold programs while the process ends.
+CudnnHandlePool& cudnn_handles(int device, CudnnHandleUse use);
+
+}  // namespace cudnn_jax

@@ -1,0 +1,150 @@
+// Lowering, part three: attention, forward and backward. Included by cudnn_frontend_unit.cc only.
+#pragma once
+
+#include <array>
+
+#include "ffi/cudnn_lower_nodes.h"
+
+namespace cudnn_jax::lowering {
+
+template <typename Attributes>
+using TensorSetter = Attributes& (Attributes::*)(FrontendTensor);
+
+template <typename Attributes>
+struct OptionalPort {
+  const char* port;
+  TensorSetter<Attributes> set;
+};
+
+template <typename Attributes, size_t kCount>
+void set_inputs(NodeReader& node, Attributes& attributes,
+                const std::array<OptionalPort<Attributes>, kCount>& ports) {
+  for (const auto& entry : ports) {
+    if (const FrontendTensor tensor = node.input(entry.port)) (attributes.*entry.set)(tensor);
+  }
+}
+
+template <typename Attributes, size_t kCount>
+void set_outputs(NodeReader& node, Attributes& attributes,
+                 const std::array<OptionalPort<Attributes>, kCount>& ports) {
+  for (const auto& entry : ports) {
+    if (const FrontendTensor tensor = node.made_output(entry.port)) (attributes.*entry.set)(tensor);
+  }
+}
+
+// A bound that cuDNN holds as int.
+inline int narrow(int64_t value, const char* name) {
+  const int narrowed = static_cast<int>(value);
+  if (narrowed != value) throw BackendNotSupported(std::string(name) + ": cuDNN holds it in 32 bits");
+  return narrowed;
+}
+
+// What forward and backward spell alike.
+template <typename Attributes>
+void set_common(NodeReader& node, Attributes& attributes) {
+  attributes.set_name(node.name()).set_compute_data_type(node.compute_type());
+  if (const auto scale = node.number("attn_scale")) attributes.set_attn_scale(static_cast<float>(*scale));
+  attributes.set_alibi_mask(node.flag("use_alibi_mask"));
+  attributes.set_padding_mask(node.flag("use_padding_mask"));
+
+  const std::string alignment = node.text("diagonal_alignment");
+  if (alignment == "BOTTOM_RIGHT") {
+    attributes.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT);
+  } else if (!alignment.empty() && alignment != "TOP_LEFT") {
+    throw BackendNotSupported("diagonal_alignment: the cuDNN backend has no " + alignment);
+  }
+  for (const char* name : {"sliding_window_length", "diagonal_band_left_bound"}) {
+    if (const auto bound = node.integer(name)) attributes.set_diagonal_band_left_bound(narrow(*bound, name));
+  }
+  if (const auto bound = node.integer("diagonal_band_right_bound")) {
+    attributes.set_diagonal_band_right_bound(narrow(*bound, "diagonal_band_right_bound"));
+  }
+  // Both also align the diagonal, so they come after diagonal_alignment.
+  attributes.set_causal_mask(node.flag("use_causal_mask"));
+  attributes.set_causal_mask_bottom_right(node.flag("use_causal_mask_bottom_right"));
+
+  if (const auto total = node.integer("max_total_seq_len_q")) attributes.set_max_total_seq_len_q(*total);
+  if (const auto total = node.integer("max_total_seq_len_kv")) attributes.set_max_total_seq_len_kv(*total);
+}
+
+inline void lower_attention(NodeReader& node, fe::graph::Graph& graph) {
+  using Attributes = fe::graph::SDPA_attributes;
+  static constexpr std::array<OptionalPort<Attributes>, 10> kInputs = {{
+      {"attn_scale", &Attributes::set_attn_scale},
+      {"bias", &Attributes::set_bias},
+      {"block_mask", &Attributes::set_block_mask},
+      {"seq_len_q", &Attributes::set_seq_len_q},
+      {"seq_len_kv", &Attributes::set_seq_len_kv},
+      {"cu_seq_len_q", &Attributes::set_cu_seq_len_q},
+      {"cu_seq_len_kv", &Attributes::set_cu_seq_len_kv},
+      {"paged_attention_k_table", &Attributes::set_paged_attention_k_table},
+      {"paged_attention_v_table", &Attributes::set_paged_attention_v_table},
+      {"sink_token", &Attributes::set_sink_token},
+  }};
+  static constexpr std::array<OptionalPort<Attributes>, 2> kOutputs = {{
+      {"score_max", &Attributes::set_logit_max},
+      {"score_sum_exp", &Attributes::set_score_sum_exp},
+  }};
+  static const std::map<std::string, fe::AttentionImplementation_t> kImplementations = {
+      {"", fe::AttentionImplementation_t::AUTO},
+      {"AUTO", fe::AttentionImplementation_t::AUTO},
+      {"COMPOSITE", fe::AttentionImplementation_t::COMPOSITE},
+      {"UNIFIED", fe::AttentionImplementation_t::UNIFIED},
+  };
+
+  Attributes attributes;
+  set_common(node, attributes);
+  set_inputs(node, attributes, kInputs);
+  set_outputs(node, attributes, kOutputs);
+  attributes.set_generate_stats(node.flag("generate_stats"));
+  attributes.set_unfuse_fma(node.flag("unfuse_fma"));
+  if (const auto longest = node.integer("paged_attention_max_seq_len_kv")) {
+    attributes.set_paged_attention_max_seq_len_kv(narrow(*longest, "paged_attention_max_seq_len_kv"));
+  }
+  const auto implementation = kImplementations.find(node.text("implementation"));
+  if (implementation == kImplementations.end()) {
+    throw BackendNotSupported("implementation: the cuDNN backend has AUTO, COMPOSITE and UNIFIED");
+  }
+  attributes.set_implementation(implementation->second);
+
+  const FrontendTensor q = node.required("q");
+  const FrontendTensor k = node.required("k");
+  const FrontendTensor v = node.required("v");
+  const auto [o, stats] = graph.sdpa(q, k, v, attributes);
+  node.output("O", o);
+  node.output("Stats", stats);
+}
+
+inline void lower_attention_backward(NodeReader& node, fe::graph::Graph& graph) {
+  using Attributes = fe::graph::SDPA_backward_attributes;
+  static constexpr std::array<OptionalPort<Attributes>, 5> kInputs = {{
+      {"attn_scale", &Attributes::set_attn_scale},
+      {"bias", &Attributes::set_bias},
+      {"seq_len_q", &Attributes::set_seq_len_q},
+      {"seq_len_kv", &Attributes::set_seq_len_kv},
+      {"sink_token", &Attributes::set_sink_token},
+  }};
+  static constexpr std::array<OptionalPort<Attributes>, 2> kOutputs = {{
+      {"dBias", &Attributes::set_dbias},
+      {"dSink_token", &Attributes::set_dsink_token},
+  }};
+
+  Attributes attributes;
+  set_common(node, attributes);
+  set_inputs(node, attributes, kInputs);
+  set_outputs(node, attributes, kOutputs);
+  attributes.set_deterministic_algorithm(node.flag("use_deterministic_algorithm"));
+
+  const FrontendTensor q = node.required("q");
+  const FrontendTensor k = node.required("k");
+  const FrontendTensor v = node.required("v");
+  const FrontendTensor o = node.required("o");
+  const FrontendTensor d_o = node.required("dO");
+  const FrontendTensor stats = node.required("stats");
+  const auto [d_q, d_k, d_v] = graph.sdpa_backward(q, k, v, o, d_o, stats, attributes);
+  node.output("dQ", d_q);
+  node.output("dK", d_k);
+  node.output("dV", d_v);
+}
+
+}  // namespace cudnn_jax::lowering

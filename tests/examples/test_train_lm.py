@@ -1,0 +1,89 @@
+"""The example, small: it learns, it says what ran, and it fails when it has not learnt."""
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_lm.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("train_lm", EXAMPLE)
+    module = sys.modules["train_lm"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def small(example, monkeypatch):
+    config = dataclasses.replace(example.Config.for_backend(), batch=8, context=32, features=32, layers=1, heads=2)
+    monkeypatch.setattr(example.Config, "for_backend", classmethod(lambda cls: config))
+    return config
+
+
+def nats(text, name):
+    return float(re.search(rf"^{name}:\s+([\d.]+) nats/byte", text, re.MULTILINE)[1])
+
+
+def test_it_learns_and_says_which_engine_ran(example, small, tmp_path, capsys):
+    assert example.main(["--steps", "80", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    loss, baseline = nats(text, "validation loss"), nats(text, "byte frequencies alone")
+    assert 1.0 < loss < baseline < np.log(256)
+    assert "sdpa_fwd by xla, sdpa_bwd by xla" in text
+    assert len(re.findall(r"^step \d+/80 .* tokens/s$", text, re.MULTILINE)) == 10
+    assert "\ndef " in text
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_stopped_before_it_learnt_it_fails(example, small, tmp_path, capsys):
+    assert example.main(["--steps", "100000", "--seconds", "0", "--out", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert re.search(r"^1 steps, 256 tokens in ", text, re.MULTILINE)
+    assert nats(text, "validation loss") > nats(text, "byte frequencies alone")
+    assert text.rstrip().endswith("the loss is not below what byte frequencies alone reach")
+
+
+def test_one_seed_gives_one_result(example, small):
+    batch = jnp.asarray(np.random.default_rng(3).integers(0, 256, (8, 33)))
+    first, again, other = (example.Trainer(small, 10, None, seed) for seed in (0, 0, 1))
+    stepped = [trainer.train_step(trainer.params, trainer.opt_state, batch) for trainer in (first, again)]
+    for x, y in zip(jax.tree.leaves(stepped[0]), jax.tree.leaves(stepped[1]), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert float(first.loss(first.params, batch)) != float(first.loss(other.params, batch))
+
+
+def test_no_position_sees_later_bytes(example, small):
+    trainer = example.Trainer(small, 10, None, 0)
+    model = trainer._model(trainer.params)
+    tokens = jnp.asarray(np.random.default_rng(3).integers(0, 256, (1, 32)))
+    changed = tokens.at[0, 20].add(1)
+    difference = jnp.abs(model(tokens) - model(changed)).max(axis=(0, 2))
+    assert float(difference[:20].max()) == 0.0
+    assert float(difference[20:].min()) > 0.0
+
+
+def test_corpus_is_split_by_file_and_the_baseline_is_its_cross_entropy(example):
+    training, held_out = example.read_corpus()
+    assert training.size > 5 * held_out.size > 500_000
+    counts = np.bincount(training, minlength=256) + 1
+    frequencies = np.bincount(held_out, minlength=256) / held_out.size
+    expected = -(frequencies * np.log(counts / counts.sum())).sum()
+    assert example.frequency_loss(training, held_out) == pytest.approx(expected, rel=1e-9)
+
+
+def test_sample_of_more_than_the_context_is_drawn(example, small):
+    trainer = example.Trainer(small, 10, None, 0)
+    prompt = np.frombuffer(b"def ", np.uint8).astype(np.int32)
+    drawn = [np.asarray(trainer.sample(trainer.params, prompt, jax.random.key(k), length=50)) for k in (0, 0, 1)]
+    assert drawn[0].shape == (50,) and drawn[0].min() >= 0 and drawn[0].max() < 256
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any()

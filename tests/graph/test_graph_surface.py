@@ -1,0 +1,81 @@
+"""The tables against the surface that they have to match, and the methods made from them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from cudnn_jax.graph import OPERATIONS, pygraph, stubs
+
+SURFACE = json.loads(Path(__file__).with_name("op_surface.json").read_text())
+CAPTURED = SURFACE["captured"]
+
+
+def test_the_pointwise_table_is_the_surface() -> None:
+    ours = {name: [p.name for p in op.inputs] for name, op in OPERATIONS.items() if op.type == "POINTWISE"}
+    assert ours == SURFACE["pointwise"]
+    assert len(ours) == 54
+
+
+def test_pointwise_attributes_are_the_surfaces() -> None:
+    used = {a.name for op in OPERATIONS.values() if op.type == "POINTWISE" for a in op.attributes}
+    assert used == set(SURFACE["pointwise_scalar_attributes"])
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_entry_has_the_surfaces_keywords_in_order(name: str) -> None:
+    facts, operation = CAPTURED[name], OPERATIONS[name]
+    assert list(operation.arguments) == facts["kwargs"]
+    python_only = facts.get("python_only_in_kwargs", []) + facts["python_only_attrs"]
+    extra = ["dStats"] if name == "sdpa_backward" else []
+    assert list(operation.keyword_only) == extra + python_only
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_entry_tells_inputs_from_outputs(name: str) -> None:
+    facts, operation = CAPTURED[name], OPERATIONS[name]
+    required = [port.name for port in operation.inputs if not port.optional]
+    assert required == facts["pos"]
+    assert [output.name for output in operation.outputs if not output.from_caller] == facts["outputs"]
+    assert {output.name for output in operation.outputs if output.from_caller} == set(facts["out_kwargs"])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_an_entry_explains_each_keyword_once(operation) -> None:
+    inputs = [port.name for port in operation.inputs if port.keyword and port.name not in operation.expand]
+    attributes = [attribute.name for attribute in operation.attributes]
+    given = [output.name for output in operation.outputs if output.from_caller]
+    explained = [*inputs, *attributes, *given, "compute_data_type", "name"]
+    assert sorted(explained) == sorted([*operation.arguments, *operation.keyword_only])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_a_builder_has_its_own_signature_and_documentation(operation) -> None:
+    method = getattr(pygraph(), operation.name)
+    parameters = inspect.signature(method).parameters
+    assert set(parameters) == {*operation.arguments, *operation.keyword_only}
+    assert method.__name__ == operation.name
+    assert method.__doc__.startswith(operation.summary)
+    assert all(f"  {name}: " in inspect.cleandoc(method.__doc__) for name in parameters)
+    assert all(f"  {out.name}: " in inspect.cleandoc(method.__doc__) for out in operation.outputs)
+    needed = {name for name, p in parameters.items() if p.default is inspect.Parameter.empty}
+    required = {port.name for port in operation.inputs if not port.optional}
+    assert needed == required | {a.name for a in operation.attributes if a.required}
+
+
+def test_the_stub_is_made_from_the_tables() -> None:
+    assert stubs.PATH.read_text() == stubs.render(), "run python -m cudnn_jax.graph.stubs"
+
+
+def test_the_tables_are_closed() -> None:
+    with pytest.raises(TypeError):
+        OPERATIONS["mine"] = OPERATIONS["add"]
+    with pytest.raises(TypeError):
+        OPERATIONS["add"].fixed["mode"] = "sub"
+    with pytest.raises(TypeError):
+        OPERATIONS["sdpa"].expand["bias"] = tuple
+    with pytest.raises(AttributeError):
+        OPERATIONS["add"].name = "sub"
