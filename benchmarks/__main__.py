@@ -1,16 +1,16 @@
-"""`python -m benchmarks NAME ...`: one benchmark a name."""
+"""`python -m benchmarks NAME ...`: one benchmark a name, and `picture` to draw a result."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-BENCHMARKS = {"sdpa": "benchmarks.sdpa"}
+BENCHMARKS = {"sdpa": "benchmarks.sdpa", "picture": "benchmarks.picture"}
 
 
 def main(argv: list[str]) -> int:
     if not argv or argv[0] not in BENCHMARKS:
-        print(f"usage: python -m benchmarks {{{','.join(BENCHMARKS)}}} [--quick] [--out DIR]", file=sys.stderr)
+        print(f"usage: python -m benchmarks {{{','.join(BENCHMARKS)}}} --help", file=sys.stderr)
         return 2
     return int(importlib.import_module(BENCHMARKS[argv[0]]).main(argv[1:]))
 

@@ -77,23 +77,17 @@ def half_iqr(values: np.ndarray) -> float:
 
 def compile_all(
     candidates: Mapping[str, Function], arguments: Sequence[Any], threads: int
-) -> tuple[dict[str, Function], dict[str, str]]:
-    """Compiles each candidate; returns the compiled ones and, by name, why the others are left out."""
-    compiled: dict[str, Function] = {}
-    failed: dict[str, str] = {}
+) -> tuple[dict[str, Function], dict[str, BaseException]]:
+    """Compiles each candidate; returns the compiled ones and, by name, what stopped the others."""
 
     def build(fn: Function) -> Function:
         return jax.jit(fn).lower(*arguments).compile()
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
         futures = {name: pool.submit(build, fn) for name, fn in candidates.items()}
-    for name, future in futures.items():
-        error = future.exception()
-        if error is None:
-            compiled[name] = future.result()
-        else:
-            failed[name] = one_line(error)
-    return compiled, failed
+    errors = {name: future.exception() for name, future in futures.items()}
+    compiled = {name: future.result() for name, future in futures.items() if errors[name] is None}
+    return compiled, {name: error for name, error in errors.items() if error is not None}
 
 
 def one_line(error: BaseException) -> str:
@@ -101,9 +95,9 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 240 else text[:237] + "..."
 
 
-def poison(like: Any) -> None:
-    """Leaves NaN in free memory of the sizes that a result will take, so that an unwritten element shows."""
-    held = [jnp.full(x.shape, jnp.nan, x.dtype) for x in jax.tree.leaves(like)]
+def poison(shapes: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Leaves NaN in free memory of the sizes that results will take, so that an unwritten element shows."""
+    held = [jnp.full(x.shape, jnp.nan, x.dtype) for x in shapes]
     jax.block_until_ready(held)
     for x in held:
         x.delete()
@@ -124,8 +118,8 @@ def interleave(
     compiled: Mapping[str, Function], arguments: Sequence[Any], effort: Effort, seed: int
 ) -> dict[str, Timing]:
     """Times all candidates in turns, in a fresh random order each round."""
-    estimates = {name: _warm(fn, arguments) for name, fn in compiled.items()}
-    fastest = min(estimates.values())
+    estimates = {name: _estimate(fn, arguments, effort.window_ms) for name, fn in compiled.items()}
+    fastest = min(estimates.values(), default=0.0)
     calls = {name: int(np.clip(round(effort.window_ms / ms), 1, 200)) for name, ms in estimates.items()}
     slow = {name for name, ms in estimates.items() if ms > effort.slow_factor * fastest}
     rounds = {name: np.full(effort.rounds, np.nan) for name in compiled}
@@ -137,9 +131,9 @@ def interleave(
     return {name: Timing(values) for name, values in rounds.items()}
 
 
-def _warm(fn: Function, arguments: Sequence[Any]) -> float:
-    wall_ms(fn, arguments, 2)
-    return min(wall_ms(fn, arguments, 3) for _ in range(2))
+def _estimate(fn: Function, arguments: Sequence[Any], window_ms: float) -> float:
+    ms = wall_ms(fn, arguments, 1)
+    return ms if ms > window_ms else min(wall_ms(fn, arguments, 3) for _ in range(3))
 
 
 def wall_ms(fn: Function, arguments: Sequence[Any], calls: int) -> float:
@@ -185,6 +179,5 @@ def handler_time(fn: Function, arguments: Sequence[Any], calls: int, rounds: int
 
 
 def free_memory() -> None:
-    """Drops compiled programs and the arrays that only they held."""
-    jax.clear_caches()
+    """Collects the compiled programs of a finished case, which sit in reference cycles, and what they hold."""
     gc.collect()

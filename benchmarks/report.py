@@ -93,10 +93,24 @@ class Report:
             f"ceilings of this run: copy {self.ceilings.copy_gb_s:,.0f} GB/s, "
             f"bfloat16 product {self.ceilings.matmul_tflop_s:,.1f} TFLOP/s"
         )
+        for peer in dict.fromkeys(row.peer for row in self.rows if row.peer):
+            console.print(self._verdict(peer), highlight=False)
         for heading, entries in (("left out", self.left_out), ("WRONG", self.wrong)):
             for (name, reason), where in _grouped(entries).items():
                 line = f"{heading}: {name}: {reason} ({where})"
                 console.print(line, highlight=False, markup=False, style="red" if entries is self.wrong else None)
+
+    def _verdict(self, peer: str) -> str:
+        """How the plans that run by default stand against one peer; within the spread counts as a tie."""
+        rows = [row for row in self.rows if row.chosen and row.peer == peer and row.ratio is not None]
+        if not rows:
+            return f"against {peer}: no plan that runs by default was timed"
+        worst = min(rows, key=lambda row: row.ratio or 0.0)
+        slower = sum((row.ratio or 0.0) + (row.ratio_spread or 0.0) < 1.0 for row in rows)
+        return (
+            f"default plans against {peer}: slower in {slower} of {len(rows)}, lowest ratio {worst.ratio:.3f} "
+            f"±{worst.ratio_spread:.3f} ({worst.case}, {worst.direction})"
+        )
 
 
 def _grouped(entries: Iterable[dict[str, str]]) -> dict[tuple[str, str], str]:

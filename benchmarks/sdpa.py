@@ -25,6 +25,7 @@ import cudnn_jax
 from benchmarks import harness
 from benchmarks.harness import Effort, Function
 from benchmarks.report import Report
+from cudnn_jax.engines.base import DECLINES
 from cudnn_jax.ops.sdpa import BACKWARD, FORWARD, SdpaConfig
 
 FORWARD_ONLY, BOTH = "forward", "forward+backward"
@@ -222,7 +223,7 @@ def _heads_first(x: jax.Array, repeats: int) -> jax.Array:
 
 def check(fn: Function, arguments: Any, want: dict[str, jax.Array]) -> tuple[dict[str, float], str | None]:
     """Relative errors by result, and what is wrong with them, if anything."""
-    harness.poison(want)
+    harness.poison([jax.ShapeDtypeStruct(x.shape, arguments[0].dtype) for x in want.values()])
     got = dict(zip(want, fn(*arguments), strict=False))
     errors = {name: harness.relative_error(x, want[name]) for name, x in got.items()}
     bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[name]}
@@ -232,29 +233,50 @@ def check(fn: Function, arguments: Any, want: dict[str, jax.Array]) -> tuple[dic
 # ---- The run ----------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
+class Verified:
+    """The candidates that compiled and are right, the errors of each, and why the others are not among them."""
+
+    compiled: dict[str, Function] = dataclasses.field(default_factory=dict)
+    errors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    wrong: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def leave_out(self, name: str, reason: str, fault: bool) -> None:
+        (self.wrong if fault else self.left_out)[name] = reason
+
+
+def verify(
+    ours: dict[str, Function], others: dict[str, Function], arguments: Any, want: dict[str, jax.Array], threads: int
+) -> Verified:
+    """Compiles and checks. A plan of ours may decline; whatever else stops it is a fault. A peer is only left out."""
+    compiled, stopped = harness.compile_all({**ours, **others}, arguments, threads)
+    verified = Verified()
+    for name, error in stopped.items():
+        verified.leave_out(name, harness.one_line(error), name in ours and not isinstance(error, DECLINES))
+    for name, fn in compiled.items():
+        try:
+            errors, reason = check(fn, arguments, want)
+        except jax.errors.JaxRuntimeError as error:
+            reason = harness.one_line(error)
+        if reason:
+            verified.leave_out(name, reason, name in ours)
+        else:
+            verified.compiled[name], verified.errors[name] = fn, errors
+    return verified
+
+
 def run_case(case: Case, report: Report, effort: Effort, seed: int) -> None:
     arguments = draw(case, seed)
     want = reference(case, arguments)
     for direction in (FORWARD_ONLY, BOTH):
-        ours, chosen = plans(case, direction, arguments)
-        others, left_out = peers(case, direction)
-        compiled, failed = harness.compile_all({**ours, **others}, arguments, effort.threads)
-        errors: dict[str, dict[str, float]] = {}
-        wrong: dict[str, str] = {}
-        for name in list(compiled):
-            try:
-                errors[name], reason = check(compiled[name], arguments, want)
-            except jax.errors.JaxRuntimeError as error:
-                failed[name] = harness.one_line(error)
-                del compiled[name]
-                continue
-            if reason:
-                wrong[name] = reason
-                del compiled[name]
         where = {"case": str(case), "direction": direction}
-        report.left_out += [{**where, "name": n, "reason": r} for n, r in {**left_out, **failed}.items()]
-        report.wrong += [{**where, "name": n, "reason": r} for n, r in wrong.items()]
-        timings = harness.interleave(compiled, arguments, effort, seed)
+        ours, chosen = plans(case, direction, arguments)
+        others, absent = peers(case, direction)
+        verified = verify(ours, others, arguments, want, effort.threads)
+        report.left_out += [{**where, "name": n, "reason": r} for n, r in {**absent, **verified.left_out}.items()]
+        report.wrong += [{**where, "name": n, "reason": r} for n, r in verified.wrong.items()]
+        timings = harness.interleave(verified.compiled, arguments, effort, seed)
         beside = {name: timings[name] for name in others if name in timings}
         roofline = report.ceilings.roofline_ms(*case.work(direction))
         for name in ours:
@@ -266,10 +288,9 @@ def run_case(case: Case, report: Report, effort: Effort, seed: int) -> None:
                     clock="wall",
                     chosen=name == chosen,
                     roofline_ms=roofline,
-                    error=errors[name],
+                    error=verified.errors[name],
                     **where,
                 )
-        harness.free_memory()
 
 
 def draw(case: Case, seed: int) -> tuple[jax.Array, ...]:
@@ -287,10 +308,14 @@ def host_time(report: Report, effort: Effort, seed: int) -> None:
     for direction in (FORWARD_ONLY, BOTH):
         _, chosen = plans(case, direction, arguments)
         fn = forward_plan(case, None) if direction == FORWARD_ONLY else both_plans(case, None, None)
-        timing = harness.handler_time(jax.jit(fn), arguments, calls=500, rounds=effort.rounds)
         where = {"case": str(case), "direction": direction}
+        try:
+            timing = harness.handler_time(jax.jit(fn), arguments, calls=500, rounds=effort.rounds)
+        except jax.errors.JaxRuntimeError as error:
+            report.wrong.append({**where, "name": chosen, "reason": harness.one_line(error)})
+            continue
         if timing is None:
-            reason = "runs inline, without a handler"
+            reason = "no handler ran: the plan is inlined, or replayed from a captured graph"
             report.left_out.append({**where, "name": f"host time of {chosen}", "reason": reason})
             continue
         report.add(timing, {}, plan=chosen, clock="host", chosen=True, **where)
@@ -302,6 +327,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for the JSON (default benchmarks/results/<device>)")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--seed", type=int, help="of the random inputs (default: a fresh one)")
+    parser.add_argument("--threads", type=int, default=6, help="compilations at a time (default 6)")
     return parser.parse_args(argv)
 
 
@@ -309,7 +335,7 @@ def main(argv: list[str]) -> int:
     args = arguments_of(argv)
     console = Console(width=None if sys.stdout.isatty() else 200)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
-    effort = Effort(rounds=5, window_ms=2.0) if args.quick else Effort()
+    effort = Effort(rounds=5, window_ms=2.0, threads=args.threads) if args.quick else Effort(threads=args.threads)
     shapes = QUICK_SHAPES if args.quick else SHAPES
     cases = [Case(*shape, causal=causal) for shape in shapes for causal in (True, False)]
     cases = [case for case in cases if args.only in str(case)]
@@ -317,8 +343,12 @@ def main(argv: list[str]) -> int:
     for case in cases:
         began = time.perf_counter()
         run_case(case, report, effort, seed)
+        harness.free_memory()
+        # After every case, so that a run that is cut short leaves what it found.
+        report.write(args.out)
         console.print(f"{case}: {time.perf_counter() - began:.1f} s")
     host_time(report, effort, seed)
     report.show(console)
-    console.print(f"written to {report.write(args.out)}", highlight=False)
+    path = report.write(args.out)
+    console.print(f"written to {path}", highlight=False)
     return 1 if report.wrong or not cases else 0

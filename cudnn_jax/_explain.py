@@ -95,7 +95,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
                 "artifact": type(planned.artifact).__name__.lower(),
                 "plans": [plan.name for plan in planned.plans],
                 "declines": [[decline.engine, decline.reason] for decline in planned.declines],
-                "notes": list(notes),
+                "notes": [*notes, *getattr(planned.artifact, "notes", ())],
             }
         )
     return Explanation(target.describe(), tuple(rows))

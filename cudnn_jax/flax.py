@@ -50,6 +50,7 @@ def attention_fn(
     einsum_dot_general: Any = None,
     qk_attn_weights_einsum: Any = None,
     attn_weights_value_einsum: Any = None,
+    input_positions: Any = None,
     *,
     causal: bool = False,
     causal_alignment: str | None = None,
@@ -61,7 +62,7 @@ def attention_fn(
 
     The positional parameters are Flax's. An option that cannot be honoured raises NotImplementedError
     with its name: dropout that would be applied, `module` (a layer called with `sow_weights=True`), the
-    replaceable einsums, and a `precision` that names a dot algorithm.
+    replaceable einsums, `input_positions`, and a `precision` that names a dot algorithm.
 
     Args:
       query, key, value: any number of batch dimensions, none included. Key and value heads may divide the
@@ -88,6 +89,7 @@ def attention_fn(
         einsum_dot_general=einsum_dot_general is not None,
         qk_attn_weights_einsum=qk_attn_weights_einsum is not None,
         attn_weights_value_einsum=attn_weights_value_einsum is not None,
+        input_positions=input_positions is not None,
         precision=not _precision_is_met(precision),
     )
     query, key, value = (promote_dtype or _promote)((query, key, value), dtype=dtype)
@@ -116,6 +118,7 @@ _REFUSALS = {
     "einsum_dot_general": _INSIDE,
     "qk_attn_weights_einsum": _INSIDE,
     "attn_weights_value_einsum": _INSIDE,
+    "input_positions": "rotary positions are not applied here; rotate query and key before attention",
     "precision": "a jax.lax.Precision is served, a dot algorithm is not",
 }
 

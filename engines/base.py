@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cudnn_jax.engines.target import Target
-from cudnn_jax.graph import GraphNotSupportedError, pygraph
+from cudnn_jax.graph import GraphNotSupportedError, Tensor, pygraph
 
 DECLINES = (NotImplementedError, GraphNotSupportedError, ImportError)
 """The only exceptions by which an engine declines. Anything else is a bug and propagates."""
@@ -67,11 +67,39 @@ class Inline:
 
 @dataclass(frozen=True)
 class Program:
-    """An artifact that the XLA handler runs: self-contained bytes in the layout of `_ffi.PROGRAM_SPEC`."""
+    """An artifact that the XLA handler runs: self-contained bytes in the layout of `_ffi.PROGRAM_SPEC`.
+
+    Its operands are the graph's inputs, unless `prepare` makes them of these.
+
+    Attributes:
+      prepare: takes arrays as `Inline.fn` does and returns those of `operands`, in their logical dims and order.
+        Lowering inlines it in front of the custom call.
+      operands: the tensors whose arrays `prepare` returns.
+      notes: copies that could not be avoided, for people.
+    """
 
     data: bytes
     workspace: int
     sha256: str
+    prepare: Callable[..., tuple[Any, ...]] | None = field(default=None, compare=False)
+    operands: tuple[Tensor, ...] = field(default=(), compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A frozen graph to ask the backend for in place of the user's: other inputs, the same outputs in the same order.
+
+    `prepare` and `notes` are those of the programs made of it.
+    """
+
+    graph: pygraph
+    prepare: Callable[..., tuple[Any, ...]]
+    notes: tuple[str, ...] = ()
+
+    def attach(self, program: Program) -> Program:
+        """A program of the derived graph, for the user's graph."""
+        return replace(program, prepare=self.prepare, operands=tuple(self.graph.inputs), notes=self.notes)
 
 
 Artifact = Inline | Program

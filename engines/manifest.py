@@ -39,7 +39,9 @@ class EngineFamily:
 
     `backend_limits` names a function (facts, target) -> reason or None: where the backend would accept a graph and
     give another answer than the operation's definition. `backend_prefill` names a function facts -> {output position:
-    word}: what to write, as 4-byte words, over outputs that the backend may leave unwritten.
+    word}: what to write, as 4-byte words, over outputs that the backend may leave unwritten. `backend_graph` names a
+    function (graph, facts) -> Derived or None: what to ask the backend in place of a graph that it has no plan for; it
+    declines by raising one of `DECLINES`. Limits and prefill then judge the derived graph's facts.
     """
 
     name: str
@@ -49,6 +51,7 @@ class EngineFamily:
     slots: tuple[EngineSlot, ...]
     backend_limits: Reference | None = None
     backend_prefill: Reference | None = None
+    backend_graph: Reference | None = None
 
 
 _SDPA_FACTS = ("cudnn_jax.engines.sdpa.facts", "analyze")
@@ -65,6 +68,7 @@ FAMILIES: dict[str, EngineFamily] = {
             slots=_SDPA_ENGINES,
             backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
             backend_prefill=("cudnn_jax.engines.sdpa.backend_limits", "prefill"),
+            backend_graph=("cudnn_jax.engines.sdpa.backend_mask", "derive"),
         ),
         EngineFamily(
             name="sdpa_bwd",
@@ -74,6 +78,7 @@ FAMILIES: dict[str, EngineFamily] = {
             slots=_SDPA_ENGINES,
             backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
             backend_prefill=("cudnn_jax.engines.sdpa.backend_limits", "prefill"),
+            backend_graph=("cudnn_jax.engines.sdpa.backend_mask", "derive"),
         ),
     )
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from cudnn_jax import graph as graph_room
 from cudnn_jax.engines import backend, manifest
-from cudnn_jax.engines.base import DECLINES, Artifact, BaseEngine, Decline, PlanConfig, Program
+from cudnn_jax.engines.base import DECLINES, Artifact, BaseEngine, Decline, Derived, PlanConfig, Program
 from cudnn_jax.engines.target import CPU, Target
 from cudnn_jax.graph import GraphNotSupportedError
 
@@ -81,6 +81,7 @@ class _Planner:
         self.family = manifest.family_for(graph)
         self.facts: Any = manifest.resolve(self.family.analyzer)(graph) if self.family else None
         self._engines: dict[int, BaseEngine] = {}
+        self._derived: Derived | None = None
         offered = self._offered()
         self._session, proposed = self._backend(modes)
         ranked = self._rank(modes, offered, proposed)
@@ -107,16 +108,29 @@ class _Planner:
     def _backend(self, modes: Sequence[str]) -> tuple[backend.BackendSession | None, list[PlanConfig]]:
         if not _may_be_backend(self.implementation):
             return None, []
+        try:
+            graph, facts = self._asked()
+        except DECLINES as error:
+            self.declines.append(Decline(backend.NAME, _line(error)))
+            return None, []
         if self.family and self.family.backend_limits:
-            reason = manifest.resolve(self.family.backend_limits)(self.facts, self.target)
+            reason = manifest.resolve(self.family.backend_limits)(facts, self.target)
             if reason:
                 self.declines.append(Decline(backend.NAME, reason))
                 return None, []
         prefill = self.family.backend_prefill if self.family else None
-        words = manifest.resolve(prefill)(self.facts) if prefill else {}
-        session, plans, declines = backend.propose(self.graph, self.target, modes, words)
+        words = manifest.resolve(prefill)(facts) if prefill else {}
+        session, plans, declines = backend.propose(graph, self.target, modes, words)
         self.declines += declines
         return session, plans
+
+    def _asked(self) -> tuple[graph_room.pygraph, Any]:
+        """The graph that cuDNN is asked for and its facts: the user's, or what the family derives of it."""
+        if self.family and self.family.backend_graph and self.target.platform == "cuda":
+            self._derived = manifest.resolve(self.family.backend_graph)(self.graph, self.facts)
+            if self._derived is not None:
+                return self._derived.graph, manifest.resolve(self.family.analyzer)(self._derived.graph)
+        return self.graph, self.facts
 
     def _rank(
         self, modes: Sequence[str], offered: list[PlanConfig], proposed: list[PlanConfig]
@@ -145,7 +159,8 @@ class _Planner:
             return engine.build_plan(self.graph, self.facts, config, self.target)
         if self._session is None:
             raise GraphNotSupportedError("no engine of that id is offered")
-        return self._session.build(config)
+        program = self._session.build(config)
+        return program if self._derived is None else self._derived.attach(program)
 
     def _refusal(self) -> str:
         what = f"implementation={self.implementation!r} cannot serve" if self.implementation else "no engine serves"

@@ -103,14 +103,16 @@ class Block(nnx.Module):
 
 class ByteModel(nnx.Module):
     def __init__(self, config: Config, implementation: str | None, rngs: nnx.Rngs):
-        self.bytes = nnx.Embed(256, config.features, dtype=config.dtype, rngs=rngs)
-        self.positions = nnx.Embed(config.context, config.features, dtype=config.dtype, rngs=rngs)
+        # In float32, since their gradient is a scatter-add of many tokens to few rows.
+        self.bytes = nnx.Embed(256, config.features, rngs=rngs)
+        self.positions = nnx.Embed(config.context, config.features, rngs=rngs)
+        self.dtype = config.dtype
         self.blocks = nnx.List([Block(config, implementation, rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.features, dtype=config.dtype, rngs=rngs)
         self.logits = nnx.Linear(config.features, 256, dtype=config.dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = self.bytes(tokens) + self.positions(jnp.arange(tokens.shape[-1]))
+        x = (self.bytes(tokens) + self.positions(jnp.arange(tokens.shape[-1]))).astype(self.dtype)
         for block in self.blocks:
             x = block(x)
         return self.logits(self.norm(x)).astype(jnp.float32)

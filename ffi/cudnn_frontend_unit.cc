@@ -9,6 +9,7 @@
 #include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_library.h"
 #include "ffi/cudnn_lower_attention.h"
+#include "ffi/cudnn_plan_text.h"
 #include "ffi/driver.h"
 #include "ffi/json.h"
 
@@ -170,8 +171,18 @@ class PlanGraph final : public fe::graph::Graph {
     return plans.execution_plans[static_cast<size_t>(index)]->getJsonRepresentation();
   }
 
+  // As the heuristics do: a plan that is asked for by name is then the same as the one they propose.
+  void set_processors(fe::detail::backend_descriptor& engine) const {
+    const int32_t processors = context.get_target_sm_count();
+    if (processors < 0) return;
+    const cudnnStatus_t status = fe::detail::set_attribute(
+        engine.get_ptr(), CUDNN_ATTR_ENGINE_SM_COUNT_TARGET, CUDNN_TYPE_INT32, 1, &processors);
+    if (status != CUDNN_STATUS_SUCCESS) throw BackendNotSupported("cuDNN refuses a number of processors");
+  }
+
   void append(const EngineChoice& choice) {
     fe::detail::backend_descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    set_processors(engine);
     check(fe::detail::create_engine(engine, choice.engine_id, operation_graph->get_raw_desc(),
                                     device_properties));
     std::vector<fe::detail::backend_descriptor> knobs;
@@ -430,7 +441,7 @@ CudnnPlan BackendGraph::plan(int64_t index) {
   const int64_t workspace = plan_workspace(index);
   return lowered_->on_device([&] {
     CudnnPlan plan = lowered_->surroundings;
-    plan.backend = lowered_->graph.serialized(index);
+    plan.backend = without_stray_bytes(lowered_->graph.serialized(index));
     plan.workspace = workspace;
     return plan;
   });

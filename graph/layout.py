@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import index
+from typing import Any
 
 Dims = tuple[int, ...]
 
 
-def as_dims(what: str, values: object) -> Dims:
+def as_dims(what: str, values: Any) -> Dims:
     """`values` as a tuple of non-negative integers, or a ValueError that names `what`."""
-    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
-        try:
-            dims = tuple(index(value) for value in values)
-        except TypeError:
-            dims = (-1,)
-        if dims and min(dims) >= 0:
-            return dims
-    raise ValueError(f"{what} is {values!r}; the rule: a sequence of at least one integer, none negative")
+    try:
+        dims = tuple(index(value) for value in values)
+    except TypeError:
+        dims = ()
+    if not dims or min(dims) < 0:
+        raise ValueError(f"{what} is {values!r}; the rule: a sequence of at least one integer, none negative")
+    return dims
 
 
 def row_major(dim: Sequence[int]) -> Dims:

@@ -167,7 +167,9 @@ def _call(
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
         call = jax.ffi.ffi_call(_runtime.TARGET, types)
-        out = call(*_in_graph_order(built, names, arrays), program=np.frombuffer(artifact.data, np.uint8))
+        given = _in_graph_order(built, names, arrays)
+        operands = given if artifact.prepare is None else _prepared(artifact, built, given)
+        out = call(*operands, program=np.frombuffer(artifact.data, np.uint8))
         made = dict(zip(order, out, strict=False))
         return [made[name].reshape(shapes[name].shape) for name in built.results]
 
@@ -178,6 +180,18 @@ def _in_graph_order(built: BuiltGraph, names: Sequence[str], arrays: Sequence[ja
     """The operands in the graph's order, in the shapes of their memory."""
     by_tensor = {id(built.operands[name]): array for name, array in zip(names, arrays, strict=True)}
     return [by_tensor[id(tensor)].reshape(storage_shape(tensor)) for tensor in built.graph.inputs]
+
+
+def _prepared(artifact: Program, built: BuiltGraph, given: Sequence[jax.Array]) -> list[jax.Array]:
+    """The program's operands in the shapes of their memory. What `prepare` hands on is taken as it came."""
+    assert artifact.prepare is not None
+    logical = [_to_logical(array, tensor) for array, tensor in zip(given, built.graph.inputs, strict=True)]
+    as_it_came = {id(view): array for view, array in zip(logical, given, strict=True)}
+    made = artifact.prepare(*logical)
+    return [
+        as_it_came[id(array)] if id(array) in as_it_came else _from_logical(array, tensor)
+        for array, tensor in zip(made, artifact.operands, strict=True)
+    ]
 
 
 def _to_logical(array: jax.Array, tensor: Tensor) -> jax.Array:

@@ -260,12 +260,15 @@ def _replace(config: SdpaConfig, **changes: Any) -> SdpaConfig:
 # Graphs
 
 
+def _heads_layout(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(dim, stride) of an array (B, T, N, D) in memory, as cuDNN's (B, N, T, D)."""
+    b, t, n, d = shape
+    return (b, n, t, d), (max(t, 1) * n * d, d, n * d, 1)
+
+
 def _heads_tensor(graph: pygraph, name: str, aval: Any) -> Tensor:
-    """(B, T, N, D) in memory as cuDNN's (B, N, T, D)."""
-    b, t, n, d = aval.shape
-    return graph.tensor(
-        dim=(b, n, t, d), stride=(t * n * d, d, n * d, 1), data_type=data_type.of(aval.dtype), name=name
-    )
+    dim, stride = _heads_layout(aval.shape)
+    return graph.tensor(dim=dim, stride=stride, data_type=data_type.of(aval.dtype), name=name)
 
 
 def _made(tensor: Tensor, dim: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Tensor:
@@ -330,9 +333,8 @@ def _start(config: SdpaConfig, avals: Avals) -> tuple[pygraph, dict[str, Tensor]
 def _build_forward(config: SdpaConfig, avals: Avals) -> BuiltGraph:
     graph, tensors, ports = _start(config, avals)
     out, stats = graph.sdpa(**ports, generate_stats=config.stats)
-    b, n, t, _ = tensors["query"].dim
-    dv = tensors["value"].dim[3]
-    results = {"out": _made(out, (b, n, t, dv), (t * n * dv, dv, n * dv, 1))}
+    b, t, n, _ = avals["query"].shape
+    results = {"out": _made(out, *_heads_layout((b, t, n, avals["value"].shape[3])))}
     if config.stats:
         results["lse"] = _made(stats, (b, n, t, 1)).set_data_type(data_type.FLOAT)
     return BuiltGraph(graph, tensors, results)

@@ -94,7 +94,7 @@ def backward(
     d_q, d_k, d_v, d_bias = over_tiles(band, row_block, start)
 
     # Without the barrier XLA's CPU backend turns transpose(product) into a 16-bit product that it cannot run.
-    d_k, d_v = lax.optimization_barrier((d_k, d_v))
+    d_k, d_v = lax.optimization_barrier((d_k, d_v))  # type: ignore[no-untyped-call]
     d_k = jnp.swapaxes(d_k * scale, 2, 3).astype(problem.k.dtype)
     d_v = jnp.swapaxes(d_v, 2, 3).astype(problem.v.dtype)
     if d_bias is not None and bias is not None:

@@ -29,7 +29,8 @@ def forward(problem: Problem) -> tuple[Array, Array]:
 
     def fresh(length: int, width: int, value: float, dtype: Any) -> Array:
         shape = (*problem.q.shape[:3], length, width)
-        return varying_like(jnp.full(shape, value, dtype), problem.operands)
+        blank: Array = varying_like(jnp.full(shape, value, dtype), problem.operands)
+        return blank
 
     def row_block(i: Any, results: tuple[Array, Array], over_keys: Any) -> tuple[Array, Array]:
         q = cut(problem.q, ROW_AXIS, rows, i)

@@ -72,7 +72,7 @@ class Blocks:
     def positions(self, index: Any, axis: int, rank: int) -> Array:
         """The positions that a block holds, along one axis of several."""
         shape = tuple(self.size if a == axis else 1 for a in range(rank))
-        return lax.broadcasted_iota(jnp.int32, shape, axis) + self.start(index)
+        return jnp.add(lax.broadcasted_iota(jnp.int32, shape, axis), self.start(index))
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,13 @@ class Band:
             return None
         everything = Blocks(self.rows.length, self.rows.length, 1)
         rows, index = (everything, 0) if row_block is None else (self.rows, row_block)
-        return rows.positions(index, 3, 5) < self.q_length
+        return jnp.less(rows.positions(index, 3, 5), self.q_length)
 
     def valid_keys(self, key_block: Any) -> Array | None:
         """(B, 1, s, 1): the keys of a block inside their sequence's length; None if all are."""
         if isinstance(self.kv_length, int):
             return None
-        return self.keys.positions(key_block, 2, 4) < self.kv_length[..., 0]
+        return jnp.less(self.keys.positions(key_block, 2, 4), self.kv_length[..., 0])
 
 
 def _true_length(given: Array | None, most: int) -> Any:

@@ -157,7 +157,7 @@ def analyze(graph: pygraph) -> SdpaFacts:
         head_dim=q.dim[3],
         v_head_dim=v.dim[3],
         dtype=q.data_type,
-        scale=q.dim[3] ** -0.5 if scale is None else float(scale),
+        scale=1.0 if scale is None else float(scale),
         alignment=alignment,
         left=left,
         right=right,

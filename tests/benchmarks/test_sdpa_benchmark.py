@@ -120,7 +120,45 @@ def test_host_clock_is_left_out_where_no_handler_runs():
     report = Report("sdpa", 0, harness.Ceilings(1.0, 1.0))
     sdpa.host_time(report, EFFORT, seed=1)
     assert report.rows == []
-    assert {entry["reason"] for entry in report.left_out} == {"runs inline, without a handler"}
+    assert {entry["reason"] for entry in report.left_out} == {
+        "no handler ran: the plan is inlined, or replayed from a captured graph"
+    }
+
+
+def test_a_plan_that_fails_to_compile_is_a_fault_and_one_that_declines_is_not(monkeypatch):
+    def raising(error):
+        def run(*arguments):
+            raise error
+
+        return run
+
+    made = {"declines": raising(NotImplementedError("no")), "broken": raising(KeyError("dim"))}
+    monkeypatch.setattr(sdpa, "plans", lambda *_: (made, "declines"))
+    monkeypatch.setattr(sdpa, "PEERS", {})
+    report = Report("sdpa", 0, harness.Ceilings(1.0, 1.0))
+    sdpa.run_case(SMALL, report, EFFORT, seed=1)
+    assert {entry["name"] for entry in report.left_out} == {"declines"}
+    assert {entry["name"] for entry in report.wrong} == {"broken"}
+    assert report.rows == []
+
+
+def test_a_wrong_peer_is_left_out_and_is_no_fault_of_ours(monkeypatch):
+    monkeypatch.setattr(sdpa, "PEERS", {"louder": lambda: lambda q, k, v, causal: 1.5 * v.repeat(2, axis=2)})
+    report = Report("sdpa", 0, harness.Ceilings(1.0, 1.0))
+    sdpa.run_case(SMALL, report, EFFORT, seed=1)
+    assert {(entry["name"], entry["reason"][:14]) for entry in report.left_out} == {("louder", "relative error")}
+    assert report.wrong == []
+    assert {(row.plan, row.peer) for row in report.rows} == {("xla", None), ("xla + xla", None)}
+
+
+def test_a_finished_case_holds_no_memory():
+    report = Report("sdpa", 0, harness.Ceilings(1.0, 1.0))
+    harness.free_memory()
+    before = {id(x) for x in jax.live_arrays()}
+    sdpa.run_case(SMALL, report, EFFORT, seed=1)
+    harness.free_memory()
+    sizes = [x.nbytes for x in jax.live_arrays() if id(x) not in before]
+    assert max(sizes, default=0) < sdpa.draw(SMALL, 1)[1].nbytes
 
 
 def test_a_peer_too_large_for_the_device_is_left_out(monkeypatch):

@@ -173,6 +173,7 @@ def test_row_that_keeps_nothing_gives_zero(rng):
         ("einsum_dot_general", {"einsum_dot_general": jax.lax.dot_general}),
         ("qk_attn_weights_einsum", {"qk_attn_weights_einsum": jnp.einsum}),
         ("attn_weights_value_einsum", {"attn_weights_value_einsum": jnp.einsum}),
+        ("input_positions", {"input_positions": jnp.arange(24)}),
         ("precision", {"precision": jax.lax.DotAlgorithmPreset.BF16_BF16_F32}),
         ("precision", {"precision": "F16_F16_F32"}),
     ],

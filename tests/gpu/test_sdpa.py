@@ -98,6 +98,23 @@ def test_a_second_run_gives_the_same_bits_when_asked_to() -> None:
             np.testing.assert_array_equal(np.asarray(got).view(np.uint16), want.view(np.uint16))
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 1, 97), (2, 4, 97, 97), (2, 4, 97, 1)], ids=str)
+def test_rows_that_a_bias_empties_take_no_gradient(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng()
+    q, k, v, d_out = (jnp.asarray(rng.standard_normal((2, 97, 4, 64)), jnp.bfloat16) for _ in range(4))
+    bias = jnp.asarray(rng.standard_normal(shape), jnp.bfloat16).at[0].set(-jnp.inf)
+
+    def both(q: jax.Array, k: jax.Array, v: jax.Array, implementation: str) -> tuple[jax.Array, ...]:
+        out, pullback = jax.vjp(lambda *x: cudnn_jax.sdpa(*x, bias, implementation=implementation), q, k, v)
+        return (out, *pullback(d_out))
+
+    got, want = (jax.jit(both, static_argnums=3)(q, k, v, name) for name in ("cudnn", "xla"))
+    for ours, reference in zip(got, want, strict=True):
+        assert not np.float32(ours[0]).any()
+        error = np.linalg.norm(np.float32(ours) - np.float32(reference)) / np.linalg.norm(np.float32(reference))
+        assert error < 1e-2
+
+
 def test_cudnn_runs_what_explain_says_it_runs() -> None:
     q = jnp.ones((2, 128, 4, 64), jnp.bfloat16)
     assert cudnn_jax.explain(cudnn_jax.sdpa, q, q, q).engines() == {"sdpa_fwd": "cudnn"}

@@ -299,6 +299,12 @@ def test_an_output_of_another_owner_is_refused(graph) -> None:
             graph.sdpa_backward(**backward_ports(graph), bias=bias, dBias=wrong)
 
 
+def test_one_tensor_for_two_outputs_is_refused(graph) -> None:
+    both = graph.tensor((B, N, T, 1), data_type="float32")
+    with pytest.raises(GraphValidationError, match=r"score_sum_exp is .*; the rule: an output is made by one port"):
+        graph.sdpa(**qkv(graph), score_max=both, score_sum_exp=both)
+
+
 def test_a_function_over_the_logits_is_not_supported(graph) -> None:
     with pytest.raises(GraphNotSupportedError, match=r"sdpa: score_mod: .*write it as bias"):
         graph.sdpa(**qkv(graph), score_mod=lambda graph, score: score)

@@ -56,7 +56,7 @@ def test_integers_are_the_range_of_the_type() -> None:
 
 
 def test_none_is_not_set() -> None:
-    assert data_type.of(None) is data_type.NOT_SET
+    assert data_type.of(None) is data_type.of(data_type.NOT_SET) is data_type.NOT_SET
 
 
 @pytest.mark.parametrize("wrong", ["float", "complex64", "not_set", 3, object(), [], "torch.float32x"])

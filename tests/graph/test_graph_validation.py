@@ -218,6 +218,12 @@ def test_a_number_is_one_number_that_its_type_holds(graph, change, message) -> N
         graph.validate()
 
 
+def test_a_tensor_by_value_needs_its_value(graph) -> None:
+    graph.neg(graph.tensor((1,), is_pass_by_value=True)).set_output(True)
+    with pytest.raises(GraphValidationError, match=r"input is by value with value None"):
+        graph.validate()
+
+
 def test_numbers_of_any_library_are_numbers(graph) -> None:
     np = pytest.importorskip("numpy")
     values = [graph.scalar(np.float32(0.5)).value, graph.scalar(np.int64(3)).value, graph.scalar(True).value]
@@ -251,6 +257,10 @@ def test_a_ragged_offset_comes_from_the_caller(graph) -> None:
     ports = qkv(graph)
     graph.sdpa(**ports)[0].set_output(True)
     ports["q"].ragged_offset = graph.tensor((B + 1, 1, 1, 1), data_type="int32", is_virtual=True)
+    with pytest.raises(GraphValidationError, match=r"the rule: a plain tensor that the caller gives"):
+        graph.validate()
+    offset = graph.tensor((B + 1, 1, 1, 1), data_type="int32")
+    ports["q"].ragged_offset = offset.set_ragged_offset(graph.tensor((B + 2, 1, 1, 1), data_type="int32"))
     with pytest.raises(GraphValidationError, match=r"the rule: a plain tensor that the caller gives"):
         graph.validate()
     ports["q"].ragged_offset = None

@@ -11,7 +11,7 @@ from support.attention.harness import BY_NAME, CASES, QUICK, arrays, check, engi
 SMALL_TILES = (24, 40)
 """Rows and keys of a tile that cut even short cases into several blocks, ragged ones among them."""
 
-WHOLE = ["plain", "decode", "gqa_bf16", "bottom_right_lengths", "bias_lengths", "mask_bias_causal", "window_both"]
+WHOLE = ["decode", "gqa_bf16", "mask_bias_causal"]
 
 
 def run(case, tiles, compiler_options=None):

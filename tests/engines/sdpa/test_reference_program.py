@@ -5,7 +5,6 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
@@ -55,13 +54,13 @@ LONG = Case("long", b=1, t=8192, s=8192, n=2, nk=1, d=64, dtype="bfloat16")
     ids=["causal", "window_bias", "lengths_mask"],
 )
 def test_scratch_memory_is_linear_in_the_length(options):
-    temporary = lowered(dataclasses.replace(LONG, **options)).compile().memory_analysis().temp_size_in_bytes
+    temporary = lowered(dataclasses.replace(LONG, **options)).compile(QUICK).memory_analysis().temp_size_in_bytes
     assert temporary < 48 * MEGABYTE
 
 
 def test_a_bias_is_not_broadcast_over_batch_and_heads():
     case = Case("wide", b=4, n=8, nk=8, t=1024, s=1024, d=32, bias="11TS", mask="1NTS")
-    memory = lowered(case).compile().memory_analysis()
+    memory = lowered(case).compile(QUICK).memory_analysis()
     broadcast = 4 * 8 * 1024 * 1024 * 4
     assert memory.output_size_in_bytes < broadcast / 2
     assert memory.temp_size_in_bytes < broadcast / 2
@@ -79,20 +78,13 @@ def test_a_short_problem_has_no_loop():
         assert "stablehlo.while" not in lowered(case).as_text()
 
 
-@pytest.mark.parametrize("name", ["gqa_bf16", "bias_11TS", "bias_B11S", "lengths"])
+@pytest.mark.parametrize("name", ["gqa_bf16", "bias_11TS", "lengths"])
 def test_two_runs_agree_bit_for_bit(name):
     case = BY_NAME[name]
     both, ports = jitted(case), engine_ports(case, arrays(case))
     first = jax.tree.map(np.asarray, both(ports))
     for key, again in both(ports).items():
         np.testing.assert_array_equal(first[key].view(np.uint8), np.asarray(again).view(np.uint8), err_msg=key)
-
-
-def test_eager_equals_jitted():
-    case = Case("eager", t=30, s=50, causal=True, bias="1N1S")
-    inputs = arrays(case)
-    ports = {name: jnp.asarray(x) for name, x in engine_ports(case, inputs).items()}
-    check(case, engine_function(case, *SMALL)(ports), expected(case, inputs))
 
 
 @pytest.mark.parametrize("name", ["lengths", "mask_bias_causal", "gqa_bf16"])

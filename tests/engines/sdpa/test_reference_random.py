@@ -46,7 +46,7 @@ def cases(draw):
     )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases(), rows=st.integers(5, 100), keys=st.integers(5, 100))
 def test_any_combination(case, rows, keys):
     tiles = {"tiles": (rows, keys)}

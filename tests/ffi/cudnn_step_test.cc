@@ -1,0 +1,365 @@
+// The "cudnn" step without a GPU, a cuDNN or cudnn_frontend, under sanitizers: cudnn_step_test LIBRARY. Exits
+// with 1 and says why. LIBRARY is recording_cudnn.c: the driver, and a cuDNN that records its calls.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ffi/cudnn_backend.h"
+#include "ffi/cudnn_plan.h"
+#include "ffi/cudnn_plan_text.h"
+#include "ffi/cudnn_step.h"
+#include "ffi/driver.h"
+#include "ffi/library.h"
+
+namespace cudnn_jax {
+
+// What planning again would give: a list of plans, of which the test says what becomes of each.
+struct BackendGraph::Lowered {
+  std::vector<CudnnPlan> plans;
+};
+
+namespace {
+
+std::string journal_of_planning;
+std::function<std::vector<CudnnPlan>(const std::string& asked)> planner;
+
+std::vector<CudnnPlan> ask(const std::string& what) {
+  journal_of_planning += what + "; ";
+  return planner(what);
+}
+
+}  // namespace
+
+BackendGraph::BackendGraph(const std::string&, std::optional<int>, const std::optional<std::string>&)
+    : lowered_(std::make_unique<Lowered>()) {}
+BackendGraph::~BackendGraph() = default;
+int64_t BackendGraph::create_execution_plans(const std::string& mode) {
+  const std::vector<CudnnPlan> found = ask(mode);
+  if (found.empty()) throw BackendNotSupported("no plans in mode " + mode);
+  lowered_->plans.insert(lowered_->plans.end(), found.begin(), found.end());
+  return static_cast<int64_t>(found.size());
+}
+int64_t BackendGraph::create_execution_plan(const EngineChoice& choice) {
+  const std::vector<CudnnPlan> found = ask("engine " + std::to_string(choice.engine_id));
+  if (found.empty()) throw BackendNotSupported("no such engine");
+  lowered_->plans.push_back(found[0]);
+  return static_cast<int64_t>(lowered_->plans.size()) - 1;
+}
+int64_t BackendGraph::plan_count() { return static_cast<int64_t>(lowered_->plans.size()); }
+void BackendGraph::build_plan(int64_t) {}
+CudnnPlan BackendGraph::plan(int64_t index) { return lowered_->plans[static_cast<size_t>(index)]; }
+
+namespace {
+
+void expect(bool ok, const std::string& what) {
+  if (ok) return;
+  std::fprintf(stderr, "cudnn_step_test: %s\n", what.c_str());
+  std::exit(1);
+}
+
+void expect_equal(const std::string& got, const std::string& wanted) {
+  expect(got == wanted, "got \"" + got + "\", wanted \"" + wanted + "\"");
+}
+
+template <typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+using Bytes = std::vector<uint8_t>;
+
+Bytes word(uint32_t value) {
+  Bytes bytes(sizeof(value));
+  std::memcpy(bytes.data(), &value, sizeof(value));
+  return bytes;
+}
+
+// Two operands, a scalar, a cleared, an uploaded and a plain part of the workspace, and a slice of operand 1.
+CudnnPlan sample_plan(const std::string& backend = "plan") {
+  CudnnPlan plan;
+  plan.cudnn_version = 91900;
+  plan.backend = backend;
+  plan.workspace = 512;
+  plan.backend_workspace = 256;
+  plan.uids = {1, 2, 7, 8, 9, 10, 11};
+  plan.caller_slots = {0, 1};
+  plan.scalars = {{2, word(0xabc)}};
+  plan.scratch = {{3, 0}, {4, 16}, {5, 32}};
+  plan.aliases = {{6, 0, 4}};
+  plan.clears = {{0, 16}};
+  plan.uploads = {{16, word(0xdef)}};
+  return plan;
+}
+
+constexpr char kGraph[] =
+    R"({"version":1,"io_data_type":null,"intermediate_data_type":null,"compute_data_type":null,)"
+    R"("tensors":[],"nodes":[],"inputs":[],"outputs":[]})";
+
+std::unique_ptr<Step> make_step(const Bytes& plan, std::vector<int64_t> uids = {2, 1}, int64_t workspace = 512) {
+  Json step = {{"graph", kGraph},
+               {"plan", Json::binary(plan)},
+               {"engine_id", 5},
+               {"knobs", {{"STAGES", 2}}},
+               {"uids", uids},
+               {"workspace", {256, workspace}},
+               {"device", nullptr}};
+  step["args"] = Json::array();
+  for (size_t i = 0; i < uids.size(); ++i) step["args"].push_back(Json::array({"operand", uids.size() - 1 - i}));
+  ProgramContext context;
+  context.platform = Platform::kCuda;
+  context.field = "step";
+  return make_cudnn_step(step, context);
+}
+
+struct Buffers {
+  uint32_t first[2] = {0x11, 0x12};
+  uint32_t second[1] = {0x22};
+  std::vector<std::byte> workspace = std::vector<std::byte>(1024, std::byte{0x77});
+  void* operands[2] = {first, second};
+  int64_t nbytes[2] = {sizeof(first), sizeof(second)};
+
+  Call call(void* stream, int device) {
+    Call made;
+    made.stream = stream;
+    made.device = device;
+    made.operands = operands;
+    made.nbytes = nbytes;
+    made.workspace = workspace.data();
+    return made;
+  }
+};
+
+const char* (*take_journal)();
+
+void test_a_run() {
+  auto step = make_step(to_bytes(sample_plan()));
+  void* context = reinterpret_cast<void*>(0xd0);
+  void* stream = &context;
+  void* other = &stream;
+  {
+    ContextScope scope(nullptr, 0);
+    take_journal();
+    step->load(0);
+    step->load(0);
+  }
+  // Once: a handle, with a capture in relaxed mode meanwhile, and the plan on it.
+  expect_equal(take_journal(), "capture mode 2; create in d0; capture mode 0; plan; bind 0; ");
+
+  Buffers buffers;
+  const std::string done =
+      "fill 10 with 0 in 0; upload 4; "
+      "execute 1:11 2:22 7:abc 8:0 9:def a:77777777 b:12 workspace 77; ";
+  const auto run = [&](void* on) {
+    step->run(buffers.call(on, 0));
+    return std::string(take_journal());
+  };
+  char text[64];
+  const auto on = [&text](void* which) {
+    std::snprintf(text, sizeof(text), "stream %lx; ", reinterpret_cast<unsigned long>(which));
+    return std::string(text);
+  };
+  const size_t before_execute = std::string("fill 10 with 0 in 0; upload 4; ").size();
+  const std::string prepared = done.substr(0, before_execute);
+  const std::string executed = done.substr(before_execute);
+  // The first execution loads kernels, which a capture allows in relaxed mode only.
+  expect_equal(run(stream), prepared + on(stream) + "capture mode 2; " + executed + "capture mode 0; ");
+  expect_equal(run(stream), done);
+  expect_equal(run(other), prepared + on(other) + executed);
+  expect_equal(run(other), done);
+}
+
+void test_each_device_has_its_own_plan() {
+  auto step = make_step(to_bytes(sample_plan()));
+  for (int device : {0, 1}) {
+    ContextScope scope(nullptr, device);
+    take_journal();
+    step->load(device);
+    const std::string journal = take_journal();
+    expect(journal.find("plan; ") != std::string::npos, "device " + std::to_string(device) + ": " + journal);
+    if (device == 1) expect(journal.find("create in d1; ") != std::string::npos, journal);
+  }
+}
+
+void test_planning_again(void (*pretend_version)(size_t)) {
+  ContextScope scope(nullptr, 0);
+  CudnnPlan here = sample_plan();
+  here.cudnn_version = 92000;
+  CudnnPlan large = here;
+  large.workspace = 4096;
+  CudnnPlan foreign = here;
+  foreign.uids[1] = 3;
+  CudnnPlan broken = here;
+  broken.backend = "broken";
+  std::string asked;
+  const auto load = [&asked](const CudnnPlan& made) {
+    journal_of_planning.clear();
+    auto step = make_step(to_bytes(made));
+    const std::string message = message_of([&] { step->load(0); });
+    asked = journal_of_planning;
+    return message;
+  };
+
+  pretend_version(92000);
+  planner = [&](const std::string&) { return std::vector<CudnnPlan>{here}; };
+  expect_equal(load(sample_plan()), "no error");
+  expect_equal(asked, "engine 5; ");
+
+  // The engine is gone, and of what is proposed only the last plan fits the program.
+  planner = [&](const std::string& what) {
+    return what == "A" ? std::vector<CudnnPlan>{large, foreign, here} : std::vector<CudnnPlan>{};
+  };
+  expect_equal(load(sample_plan()), "no error");
+  expect_equal(asked, "engine 5; A; ");
+
+  planner = [&](const std::string& what) {
+    return what == "FALLBACK" ? std::vector<CudnnPlan>{large} : std::vector<CudnnPlan>{};
+  };
+  expect_equal(load(sample_plan()),
+               "step.plan: made with cuDNN 9.19.0, cuDNN 9.20.0 is here and does not take it (the versions "
+               "differ) and does not build it again (step.workspace: has 512 bytes, the plan needs 4096)");
+  expect_equal(asked, "engine 5; A; FALLBACK; ");
+
+  // The same version and a plan that does not load all the same, say of another build of cuDNN.
+  planner = [&](const std::string&) { return std::vector<CudnnPlan>{here}; };
+  expect_equal(load(broken), "no error");
+  planner = [&](const std::string&) { return std::vector<CudnnPlan>{broken}; };
+  const std::string message = load(broken);
+  expect(message.find("made with cuDNN 9.20.0, cuDNN 9.20.0 is here and does not take it (cudnnBackendFinalize "
+                      "of the plan failed: CUDNN_STATUS_OF_THE_TEST, the inner reason and more)") !=
+             std::string::npos,
+         message);
+  pretend_version(91900);
+}
+
+void test_a_failure_is_told() {
+  ContextScope scope(nullptr, 0);
+  auto step = make_step(to_bytes(sample_plan("failing")));
+  step->load(0);
+  Buffers buffers;
+  expect_equal(message_of([&] { step->run(buffers.call(nullptr, 0)); }),
+               "cudnnBackendExecute failed: CUDNN_STATUS_OF_THE_TEST, the inner reason and more");
+  expect_equal(message_of([&] { step->run(buffers.call(nullptr, 0)); }).substr(0, 26),
+               "cudnnBackendExecute failed");
+}
+
+void test_what_does_not_fit_is_refused() {
+  const Bytes plan = to_bytes(sample_plan());
+  expect_equal(message_of([&] { make_step(plan, {2, 3}); }), "step.uids: lacks 1, which the plan fills");
+  expect_equal(message_of([&] { make_step(plan, {1, 2, 3}); }), "step.uids: has 3 entries, the plan fills 2");
+  expect_equal(message_of([&] { make_step(plan, {2, 2}); }), "step.uids[1]: 2 comes twice");
+  expect_equal(message_of([&] { make_step(plan, {2, 1}, 511); }),
+               "step.workspace: has 511 bytes, the plan needs 512");
+  expect_equal(message_of([&] { make_step({}); }).substr(0, 32), "step.plan: not valid MessagePack");
+
+  const auto refused = [](auto&& change) {
+    CudnnPlan changed = sample_plan();
+    change(changed);
+    return message_of([&] { make_step(to_bytes(changed)); });
+  };
+  expect_equal(refused([](CudnnPlan& plan) { plan.scalars[0].slot = 0; }),
+               "step.plan.scalars: slot 0 is filled twice");
+  expect_equal(refused([](CudnnPlan& plan) { plan.aliases.clear(); }), "step.plan.uids: nothing fills uid 11");
+  expect_equal(refused([](CudnnPlan& plan) { plan.scratch[0].offset = 513; }),
+               "step.plan.scratch: expected an integer from 0 to 512");
+  expect_equal(refused([](CudnnPlan& plan) { plan.clears[0].offset = 241; }),
+               "step.plan.clears: expected an integer from 0 to 240");
+  expect_equal(refused([](CudnnPlan& plan) { plan.uploads[0].offset = 253; }),
+               "step.plan.uploads: expected an integer from 0 to 252");
+  expect_equal(refused([](CudnnPlan& plan) { plan.backend_workspace = 513; }),
+               "step.plan.backend_workspace: expected an integer from 0 to 512");
+}
+
+// Damaged plans pass or are refused; those that pass stay inside their buffers.
+void test_damaged_plans(std::mt19937_64& random) {
+  const Bytes sound = to_bytes(sample_plan());
+  int passed = 0;
+  ContextScope scope(nullptr, 0);
+  for (int round = 0; round < 4000; ++round) {
+    Bytes damaged = sound;
+    for (uint64_t changes = 1 + random() % 3; changes > 0; --changes) {
+      damaged[random() % damaged.size()] = static_cast<uint8_t>(random());
+    }
+    try {
+      auto step = make_step(damaged);
+      planner = [](const std::string&) { return std::vector<CudnnPlan>{}; };
+      step->load(0);
+      Buffers buffers;
+      buffers.workspace.resize(256 + 512);
+      step->run(buffers.call(nullptr, 0));
+      ++passed;
+    } catch (const Error& error) {
+      expect(std::strchr(error.what(), '\n') == nullptr, error.what());
+    }
+    take_journal();
+  }
+  expect(passed > 100, "only " + std::to_string(passed) + " damaged plans passed");
+}
+
+void test_stray_bytes() {
+  expect_equal(without_stray_bytes("no JSON"), "no JSON");
+  expect_equal(without_stray_bytes("[1]"), "[1]");
+  // A pointer, 8 bytes, then four of a value: zeroed; the last four bytes stay.
+  const std::string head = R"({"engine":{"payload":{"kernels":[{"kernelName":"x","kernelParams":{"rawData":")";
+  const std::string tail =
+      R"(","offsets":[{"value":0,"uid":1,"update_as":"pointer"},{"value":8,"uid":2,"size":4,"update_as":"value"},)"
+      R"({"value":12}]}}]}}})";
+  expect_equal(without_stray_bytes(head + "AQIDBAUGBwgJCgsMDQ4PEA==" + tail),
+               head + "AAAAAAAAAAAAAAAADQ4PEA==" + tail);
+}
+
+void test_threads() {
+  auto step = make_step(to_bytes(sample_plan()));
+  {
+    ContextScope scope(nullptr, 0);
+    step->load(0);
+  }
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&step] {
+      Buffers buffers;
+      void* context = reinterpret_cast<void*>(0xd0);
+      for (int round = 0; round < 50; ++round) step->run(buffers.call(&context, 0));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace cudnn_jax
+
+int main(int, char** arguments) {
+  using namespace cudnn_jax;
+  set_library_candidates("cuda", {arguments[1]});
+  set_library_candidates("cudnn", {arguments[1]});
+  void* library = dlopen(arguments[1], RTLD_NOW);
+  expect(library != nullptr, "no library");
+  take_journal = reinterpret_cast<const char* (*)()>(dlsym(library, "take_journal"));
+  std::random_device device;
+  const uint64_t seed = std::getenv("SEED") ? std::strtoull(std::getenv("SEED"), nullptr, 10) : device();
+  std::printf("SEED=%lu\n", static_cast<unsigned long>(seed));
+  std::mt19937_64 random(seed);
+
+  test_a_run();
+  test_each_device_has_its_own_plan();
+  test_planning_again(reinterpret_cast<void (*)(size_t)>(dlsym(library, "pretend_version")));
+  test_a_failure_is_told();
+  test_what_does_not_fit_is_refused();
+  test_damaged_plans(random);
+  test_stray_bytes();
+  reinterpret_cast<void (*)()>(dlsym(library, "be_quiet"))();
+  test_threads();
+  std::puts("cudnn_step_test passed");
+}

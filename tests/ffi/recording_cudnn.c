@@ -1,0 +1,124 @@
+/* A libcudnn that does nothing and writes down what it was asked, in the journal of recording_driver.c. For
+   cudnn_step_test.cc.
+
+   A descriptor keeps what was set on it. Executing reads every pointer of the variant pack as a number of four
+   bytes, so a pointer to nowhere is caught, and marks the handle busy for a while: a handle in two calls at once
+   aborts. */
+#include <cudnn.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "recording_driver.c"
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  static __thread int current_mode;
+  const int previous = current_mode;
+  note("capture mode %lx; ", (unsigned long)*mode, 0, 0);
+  current_mode = *mode;
+  *mode = previous;
+  return 0;
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t dest, const void* source, size_t bytes, void* stream) {
+  (void)stream;
+  memcpy((void*)dest, source, bytes);
+  note("upload %lx; ", bytes, 0, 0);
+  return 0;
+}
+
+struct cudnnContext {
+  int busy;
+};
+
+typedef struct {
+  int kind;
+  char text[64];
+  int64_t count;
+  void* pointers[64];
+  int64_t uids[64];
+  void* workspace;
+  void* handle;
+} Descriptor;
+
+static size_t version_now = 91900;
+static int quiet; /* with threads: no journal */
+
+void pretend_version(size_t version) { version_now = version; }
+void be_quiet(void) { quiet = 1; }
+
+size_t cudnnGetVersion(void) { return version_now; }
+const char* cudnnGetErrorString(cudnnStatus_t status) { return status ? "CUDNN_STATUS_OF_THE_TEST" : "fine"; }
+void cudnnGetLastErrorString(char* text, size_t size) { snprintf(text, size, "the inner reason\nand more\n"); }
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
+  *handle = calloc(1, sizeof **handle);
+  if (!quiet) note("create in %lx; ", (unsigned long)current, 0, 0);
+  return 0;
+}
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) { return free(handle), 0; }
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  (void)handle;
+  if (!quiet) note("stream %lx; ", (unsigned long)stream, 0, 0);
+  return 0;
+}
+
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind, cudnnBackendDescriptor_t* made) {
+  Descriptor* descriptor = calloc(1, sizeof *descriptor);
+  descriptor->kind = kind;
+  *made = descriptor;
+  return 0;
+}
+cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) { return free(descriptor), 0; }
+
+cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t count, const void* values) {
+  Descriptor* descriptor = of;
+  (void)type;
+  switch (name) {
+    case CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION:
+      snprintf(descriptor->text, sizeof descriptor->text, "%.*s", (int)count, (const char*)values);
+      return 0;
+    case CUDNN_ATTR_EXECUTION_PLAN_HANDLE: descriptor->handle = *(void* const*)values; return 0;
+    case CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS:
+      descriptor->count = count;
+      memcpy(descriptor->pointers, values, (size_t)count * sizeof(void*));
+      return 0;
+    case CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS:
+      memcpy(descriptor->uids, values, (size_t)count * sizeof(int64_t));
+      return 0;
+    case CUDNN_ATTR_VARIANT_PACK_WORKSPACE: descriptor->workspace = *(void* const*)values; return 0;
+    default: return CUDNN_STATUS_BAD_PARAM;
+  }
+}
+cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t room, int64_t* count,
+                                       void* values) {
+  (void)of, (void)name, (void)type, (void)room, (void)count, (void)values;
+  return CUDNN_STATUS_NOT_SUPPORTED;
+}
+
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t of) {
+  Descriptor* descriptor = of;
+  if (descriptor->kind != CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) return 0;
+  if (!quiet) note("plan; ", 0, 0, 0);
+  if (descriptor->handle == NULL) abort();
+  return strstr(descriptor->text, "broken") ? CUDNN_STATUS_NOT_SUPPORTED : 0;
+}
+
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                  cudnnBackendDescriptor_t of) {
+  const Descriptor* pack = of;
+  if (__atomic_exchange_n(&handle->busy, 1, __ATOMIC_SEQ_CST)) abort();
+  if (quiet) {
+    const struct timespec pause = {0, 200000};
+    nanosleep(&pause, NULL);
+  } else {
+    note("execute", 0, 0, 0);
+    for (int64_t i = 0; i < pack->count; ++i) {
+      note(" %lx:%lx", (unsigned long)pack->uids[i], *(uint32_t*)pack->pointers[i], 0);
+    }
+    note(pack->workspace ? " workspace %lx; " : "; ", pack->workspace ? *(uint8_t*)pack->workspace : 0, 0, 0);
+  }
+  __atomic_store_n(&handle->busy, 0, __ATOMIC_SEQ_CST);
+  return strstr(((const Descriptor*)plan)->text, "failing") ? CUDNN_STATUS_EXECUTION_FAILED : 0;
+}
