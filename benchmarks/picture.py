@@ -47,10 +47,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set(title=direction, xlabel=f"speed, {BASE} = 1", xlim=(0, 1.6))
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS), fontsize=8)
-    versions = result["versions"]
-    figure.suptitle(
-        f"Attention, bfloat16, {result['device']}: jax {versions['jax']}, cuDNN {versions['nvidia-cudnn-cu13']}, {result['date']}"
-    )
+    jax_version, cudnn = (result["versions"][name] for name in ("jax", "nvidia-cudnn-cu13"))
+    figure.suptitle(f"Attention, bfloat16, {result['device']}: jax {jax_version}, cuDNN {cudnn}, {result['date']}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)

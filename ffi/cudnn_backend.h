@@ -1,5 +1,5 @@
-// Planning with cuDNN: a canonical graph in, ranked and built plans out. The one door to cudnn_frontend, whose
-// headers no file but cudnn_frontend_unit.cc sees.
+// Planning with cuDNN: a canonical graph in, ranked and built plans out. The one door to cudnn_frontend,
+// whose headers no file but cudnn_frontend_unit.cc sees.
 #pragma once
 
 #include <cstdint>

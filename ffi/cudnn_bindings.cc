@@ -61,7 +61,8 @@ void bind_cudnn(nb::module_& m) {
           [](BackendGraph& graph, int64_t engine_id, Knobs knobs) {
             return graph.create_execution_plan({engine_id, std::move(knobs)});
           },
-          "engine_id"_a, "knobs"_a, Release(), "Appends one plan, as plan_engine tells it; returns its index.")
+          "engine_id"_a, "knobs"_a, Release(),
+          "Appends one plan, as plan_engine tells it; returns its index.")
       .def("plan_count", &BackendGraph::plan_count, Release())
       .def("plan_name", &BackendGraph::plan_name, "index"_a, Release(), "cuDNN's tag of the plan.")
       .def("plan_engine", &plan_engine, "index"_a, Release(), "The plan's engine id and knobs by name.")

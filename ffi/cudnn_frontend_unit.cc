@@ -350,7 +350,7 @@ BackendGraph::BackendGraph(const std::string& graph, std::optional<int> device,
   if (device.has_value() == device_properties.has_value()) {
     throw Error(ErrorKind::kInvalidArgument, "device, device_properties: the rule is one of the two");
   }
-  lowered_->text = parse_graph(graph);
+  lowered_->text = parse_graph(graph, "graph");
   open_frontend();
   Lowered& lowered = *lowered_;
   if (device) {

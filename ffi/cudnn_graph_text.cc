@@ -9,28 +9,28 @@
 namespace cudnn_jax {
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kGraphVersion = 1;
 
-[[noreturn]] void fail(const std::string& field, const std::string& what) {
+[[noreturn]] void refuse(const std::string& field, const std::string& what) {
   throw Error(ErrorKind::kInvalidArgument, field + ": " + what);
 }
 
 const Json& member(const Json& map, const char* name, const std::string& field) {
-  if (!map.is_object()) fail(field, "expected a map");
+  if (!map.is_object()) refuse(field, "expected a map");
   const auto found = map.find(name);
-  if (found == map.end()) fail(field + "." + name, "missing");
+  if (found == map.end()) refuse(field + "." + name, "missing");
   return *found;
 }
 
 const Json& list(const Json& map, const char* name, const std::string& field) {
   const Json& value = member(map, name, field);
-  if (!value.is_array()) fail(field + "." + name, "expected a list");
+  if (!value.is_array()) refuse(field + "." + name, "expected a list");
   return value;
 }
 
 std::string text(const Json& map, const char* name, const std::string& field) {
   const Json& value = member(map, name, field);
-  if (!value.is_string()) fail(field + "." + name, "expected text");
+  if (!value.is_string()) refuse(field + "." + name, "expected text");
   return value.get<std::string>();
 }
 
@@ -41,7 +41,7 @@ std::string optional_text(const Json& map, const char* name, const std::string& 
 std::vector<int64_t> integers(const Json& map, const char* name, const std::string& field) {
   std::vector<int64_t> values;
   for (const Json& value : list(map, name, field)) {
-    if (!value.is_number_integer()) fail(field + "." + name, "expected a list of integers");
+    if (!value.is_number_integer()) refuse(field + "." + name, "expected a list of integers");
     values.push_back(value.get<int64_t>());
   }
   return values;
@@ -49,7 +49,7 @@ std::vector<int64_t> integers(const Json& map, const char* name, const std::stri
 
 size_t index(const Json& value, size_t tensors, const std::string& field) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() >= tensors) {
-    fail(field, "expected a tensor's index below " + std::to_string(tensors));
+    refuse(field, "expected a tensor's index below " + std::to_string(tensors));
   }
   return value.get<size_t>();
 }
@@ -63,7 +63,7 @@ std::optional<double> scalar(const Json& value, const std::string& field) {
   if (value == "inf") return kInfinity;
   if (value == "-inf") return -kInfinity;
   if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
-  fail(field, "expected a number, \"inf\", \"-inf\" or \"nan\"");
+  refuse(field, "expected a number, \"inf\", \"-inf\" or \"nan\"");
 }
 
 GraphTensor parse_tensor(const Json& value, size_t tensors, const std::string& field) {
@@ -72,11 +72,12 @@ GraphTensor parse_tensor(const Json& value, size_t tensors, const std::string& f
   tensor.stride = integers(value, "stride", field);
   tensor.data_type = text(value, "data_type", field);
   const Json& is_virtual = member(value, "virtual", field);
-  if (!is_virtual.is_boolean()) fail(field + ".virtual", "expected true or false");
+  if (!is_virtual.is_boolean()) refuse(field + ".virtual", "expected true or false");
   tensor.is_virtual = is_virtual.get<bool>();
   tensor.value = scalar(member(value, "value", field), field + ".value");
   const std::string layout = text(value, "layout", field);
-  if (layout != "user" && layout != "inferred") fail(field + ".layout", "expected \"user\" or \"inferred\"");
+  if (layout != "user" && layout != "inferred")
+    refuse(field + ".layout", "expected \"user\" or \"inferred\"");
   tensor.layout_is_user = layout == "user";
   const Json& ragged = member(value, "ragged_offset", field);
   if (!ragged.is_null()) tensor.ragged_offset = index(ragged, tensors, field + ".ragged_offset");
@@ -84,7 +85,7 @@ GraphTensor parse_tensor(const Json& value, size_t tensors, const std::string& f
 }
 
 std::map<std::string, size_t> parse_ports(const Json& map, size_t tensors, const std::string& field) {
-  if (!map.is_object()) fail(field, "expected a map");
+  if (!map.is_object()) refuse(field, "expected a map");
   std::map<std::string, size_t> ports;
   for (const auto& [port, value] : map.items()) ports[port] = index(value, tensors, field + "." + port);
   return ports;
@@ -95,7 +96,7 @@ GraphParam parse_param(const Json& value, const std::string& field) {
   if (value.is_number_integer()) return value.get<int64_t>();
   if (value.is_number_float()) return value.get<double>();
   if (value.is_string()) return value.get<std::string>();
-  fail(field, "expected true, false, a number or text");
+  refuse(field, "expected true, false, a number or text");
 }
 
 GraphNode parse_node(const Json& value, size_t tensors, const std::string& field) {
@@ -104,7 +105,7 @@ GraphNode parse_node(const Json& value, size_t tensors, const std::string& field
   node.inputs = parse_ports(member(value, "inputs", field), tensors, field + ".inputs");
   node.outputs = parse_ports(member(value, "outputs", field), tensors, field + ".outputs");
   const Json& params = member(value, "params", field);
-  if (!params.is_object()) fail(field + ".params", "expected a map");
+  if (!params.is_object()) refuse(field + ".params", "expected a map");
   for (const auto& [name, param] : params.items()) {
     node.params.emplace(name, parse_param(param, field + ".params." + name));
   }
@@ -112,37 +113,38 @@ GraphNode parse_node(const Json& value, size_t tensors, const std::string& field
   return node;
 }
 
-std::vector<size_t> indices(const Json& graph, const char* name, size_t tensors) {
+std::vector<size_t> indices(const Json& graph, const char* name, size_t tensors, const std::string& field) {
   std::vector<size_t> found;
-  for (const Json& value : list(graph, name, "graph")) {
-    found.push_back(index(value, tensors, std::string("graph.") + name));
+  for (const Json& value : list(graph, name, field)) {
+    found.push_back(index(value, tensors, field + "." + name));
   }
   return found;
 }
 
 }  // namespace
 
-GraphText parse_graph(std::string_view source) {
-  const Json value = parse_json(source, "graph");
-  const Json& version = member(value, "version", "graph");
-  if (version != kVersion) {
-    fail("graph.version", "got " + version.dump() + ", this build reads version " + std::to_string(kVersion));
+GraphText parse_graph(std::string_view source, const std::string& field) {
+  const Json value = parse_json(source, field);
+  const Json& version = member(value, "version", field);
+  if (version != kGraphVersion) {
+    refuse(field + ".version",
+           "got " + version.dump() + ", this build reads version " + std::to_string(kGraphVersion));
   }
   GraphText graph;
-  graph.io_data_type = optional_text(value, "io_data_type", "graph");
-  graph.intermediate_data_type = optional_text(value, "intermediate_data_type", "graph");
-  graph.compute_data_type = optional_text(value, "compute_data_type", "graph");
-  const Json& tensors = list(value, "tensors", "graph");
+  graph.io_data_type = optional_text(value, "io_data_type", field);
+  graph.intermediate_data_type = optional_text(value, "intermediate_data_type", field);
+  graph.compute_data_type = optional_text(value, "compute_data_type", field);
+  const Json& tensors = list(value, "tensors", field);
   for (size_t i = 0; i < tensors.size(); ++i) {
     graph.tensors.push_back(
-        parse_tensor(tensors[i], tensors.size(), "graph.tensors[" + std::to_string(i) + "]"));
+        parse_tensor(tensors[i], tensors.size(), field + ".tensors[" + std::to_string(i) + "]"));
   }
-  const Json& nodes = list(value, "nodes", "graph");
+  const Json& nodes = list(value, "nodes", field);
   for (size_t i = 0; i < nodes.size(); ++i) {
-    graph.nodes.push_back(parse_node(nodes[i], tensors.size(), "graph.nodes[" + std::to_string(i) + "]"));
+    graph.nodes.push_back(parse_node(nodes[i], tensors.size(), field + ".nodes[" + std::to_string(i) + "]"));
   }
-  graph.inputs = indices(value, "inputs", tensors.size());
-  graph.outputs = indices(value, "outputs", tensors.size());
+  graph.inputs = indices(value, "inputs", tensors.size(), field);
+  graph.outputs = indices(value, "outputs", tensors.size(), field);
   return graph;
 }
 

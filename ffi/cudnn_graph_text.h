@@ -41,8 +41,8 @@ struct GraphText {
   std::vector<size_t> outputs;  // tensors whose buffers the caller gets
 };
 
-// Throws Error (kInvalidArgument) naming the field.
-GraphText parse_graph(std::string_view text);
+// Throws Error (kInvalidArgument) naming what is wrong inside `field`.
+GraphText parse_graph(std::string_view text, const std::string& field);
 
 // What cuDNN calls a tensor: 0 is not a uid there.
 inline int64_t uid_of(size_t tensor) { return static_cast<int64_t>(tensor) + 1; }

@@ -73,9 +73,7 @@ void CudnnDescriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttribut
   cudnn().check(cudnn().set_attribute(descriptor_, name, type, count, values), "cudnnBackendSetAttribute");
 }
 
-void CudnnDescriptor::finalize(const char* what) {
-  cudnn().check(cudnn().finalize(descriptor_), what);
-}
+void CudnnDescriptor::finalize(const char* what) { cudnn().check(cudnn().finalize(descriptor_), what); }
 
 int64_t cudnn_version() { return static_cast<int64_t>(cudnn().version()); }
 

@@ -107,9 +107,9 @@ inline void lower_attention(NodeReader& node, fe::graph::Graph& graph) {
   }
   attributes.set_implementation(implementation->second);
 
-  const FrontendTensor q = node.required("q");
-  const FrontendTensor k = node.required("k");
-  const FrontendTensor v = node.required("v");
+  const FrontendTensor q = node.required_alone("q");
+  const FrontendTensor k = node.required_alone("k");
+  const FrontendTensor v = node.required_alone("v");
   const auto [o, stats] = graph.sdpa(q, k, v, attributes);
   node.output("O", o);
   node.output("Stats", stats);
@@ -135,11 +135,11 @@ inline void lower_attention_backward(NodeReader& node, fe::graph::Graph& graph) 
   set_outputs(node, attributes, kOutputs);
   attributes.set_deterministic_algorithm(node.flag("use_deterministic_algorithm"));
 
-  const FrontendTensor q = node.required("q");
-  const FrontendTensor k = node.required("k");
-  const FrontendTensor v = node.required("v");
-  const FrontendTensor o = node.required("o");
-  const FrontendTensor d_o = node.required("dO");
+  const FrontendTensor q = node.required_alone("q");
+  const FrontendTensor k = node.required_alone("k");
+  const FrontendTensor v = node.required_alone("v");
+  const FrontendTensor o = node.required_alone("o");
+  const FrontendTensor d_o = node.required_alone("dO");
   const FrontendTensor stats = node.required("stats");
   const auto [d_q, d_k, d_v] = graph.sdpa_backward(q, k, v, o, d_o, stats, attributes);
   node.output("dQ", d_q);

@@ -39,6 +39,15 @@ class NodeReader {
     return tensor;
   }
 
+  // cudnn_frontend transposes attention's operands in place, so another port would see them transposed.
+  FrontendTensor required_alone(const std::string& port) {
+    const auto found = node_.inputs.find(port);
+    if (found != node_.inputs.end() && tensors_.is_shared(found->second)) {
+      throw BackendNotSupported(node_.type + ": the tensor at " + port + " is at another port too");
+    }
+    return required(port);
+  }
+
   // An output that the caller makes, rather than cuDNN; null when the node has no such port.
   FrontendTensor made_output(const std::string& port) {
     const auto found = outputs_.find(port);

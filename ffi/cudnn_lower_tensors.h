@@ -60,7 +60,13 @@ inline fe::graph::Tensor_attributes scalar(double value, fe::DataType_t type) {
 class Tensors {
  public:
   Tensors(const GraphText& text, fe::graph::Graph& graph)
-      : text_(text), graph_(graph), made_(text.tensors.size()) {}
+      : text_(text), graph_(graph), made_(text.tensors.size()), uses_(text.tensors.size()) {
+    for (const GraphNode& node : text.nodes) {
+      for (const auto& port : node.inputs) ++uses_[port.second];
+    }
+  }
+
+  bool is_shared(size_t index) const { return uses_[index] > 1; }
 
   // An input of a node.
   FrontendTensor get(size_t index) {
@@ -98,6 +104,7 @@ class Tensors {
   const GraphText& text_;
   fe::graph::Graph& graph_;
   std::vector<FrontendTensor> made_;
+  std::vector<int> uses_;  // input ports that take the tensor
 };
 
 }  // namespace cudnn_jax::lowering

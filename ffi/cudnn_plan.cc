@@ -6,7 +6,7 @@
 namespace cudnn_jax {
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kPlanVersion = 1;
 
 // Reads one list of the plan, row by row, and keeps every number in its range.
 class Reader {
@@ -67,7 +67,7 @@ std::vector<int64_t> CudnnPlan::caller_uids() const {
 
 std::vector<uint8_t> to_bytes(const CudnnPlan& plan) {
   Json value = {
-      {"version", kVersion},
+      {"version", kPlanVersion},
       {"cudnn", plan.cudnn_version},
       {"backend", Json::binary(std::vector<uint8_t>(plan.backend.begin(), plan.backend.end()))},
       {"workspace", plan.workspace},
@@ -94,7 +94,8 @@ CudnnPlan plan_from_bytes(const uint8_t* data, size_t size, const std::string& f
   const Json value = parse_msgpack(data, size, field);
   if (!value.is_object()) throw Error(ErrorKind::kInvalidArgument, field + ": not a cuDNN plan");
   const Reader reader(value, field);
-  if (reader.at("version") != kVersion) reader.fail("version", "another version of cudnn_jax made this plan");
+  if (reader.at("version") != kPlanVersion)
+    reader.fail("version", "another version of cudnn_jax made this plan");
 
   CudnnPlan plan;
   plan.cudnn_version = reader.number("cudnn", kLargest);
@@ -130,8 +131,8 @@ CudnnPlan plan_from_bytes(const uint8_t* data, size_t size, const std::string& f
     plan.scratch.push_back({fill("scratch", row[0]), reader.number("scratch", row[1], plan.workspace)});
   });
   reader.rows("aliases", 3, [&](const Json& row) {
-    plan.aliases.push_back({fill("aliases", row[0]), slot("aliases", row[1]),
-                            reader.number("aliases", row[2], kLargest)});
+    plan.aliases.push_back(
+        {fill("aliases", row[0]), slot("aliases", row[1]), reader.number("aliases", row[2], kLargest)});
   });
   reader.rows("clears", 2, [&](const Json& row) {
     const int64_t bytes = reader.number("clears", row[1], plan.backend_workspace);
@@ -140,7 +141,8 @@ CudnnPlan plan_from_bytes(const uint8_t* data, size_t size, const std::string& f
   reader.rows("uploads", 2, [&](const Json& row) {
     std::vector<uint8_t> bytes = reader.bytes("uploads", row[1]);
     const auto count = static_cast<int64_t>(bytes.size());
-    if (count > plan.backend_workspace) reader.fail("uploads", "longer than the workspace before cuDNN's own");
+    if (count > plan.backend_workspace)
+      reader.fail("uploads", "longer than the workspace before cuDNN's own");
     plan.uploads.push_back({stretch("uploads", row[0], count), std::move(bytes)});
   });
   for (size_t i = 0; i < filled.size(); ++i) {

@@ -1,5 +1,6 @@
 // A built cuDNN plan as plain values: cuDNN's own serialised form and everything around it that an execution
-// hands over. It is what a "cudnn" step carries, and all that running a plan needs: no graph, no cudnn_frontend.
+// hands over. It is what a "cudnn" step carries, and all that running a plan needs: no graph, no
+// cudnn_frontend.
 #pragma once
 
 #include <cstddef>

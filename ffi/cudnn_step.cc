@@ -101,8 +101,8 @@ class LoadedPlan {
       const int status = copy_(reinterpret_cast<uint64_t>(workspace + item.offset), item.bytes.data(),
                                item.bytes.size(), call.stream);
       if (status != 0) {
-        throw Error(ErrorKind::kInternal, field_ + ": cuMemcpyHtoDAsync failed: error " +
-                                              std::to_string(status));
+        throw Error(ErrorKind::kInternal,
+                    field_ + ": cuMemcpyHtoDAsync failed: error " + std::to_string(status));
       }
     }
 
@@ -235,7 +235,7 @@ std::unique_ptr<Step> make_cudnn_step(const Json& step, ProgramContext& context)
   description.workspace_offset = step.at("workspace").at(0).get<int64_t>();
   description.workspace_bytes = step.at("workspace").at(1).get<int64_t>();
   description.check(description.plan);
-  parse_graph(description.graph);
+  parse_graph(description.graph, context.field + ".graph");
   return std::make_unique<CudnnStep>(std::move(description));
 }
 

@@ -19,7 +19,8 @@ from cudnn_jax.engines.sdpa._blockwise import (
 )
 
 Array = jax.Array
-Carry = tuple[Array, Array, Array]
+Part = tuple[Array, Array, Array]
+"""Of some keys: the largest logit, the sum of exp(logit - largest), and the values weighted with the same."""
 
 
 def forward(problem: Problem) -> tuple[Array, Array]:
@@ -35,20 +36,19 @@ def forward(problem: Problem) -> tuple[Array, Array]:
     def row_block(i: Any, results: tuple[Array, Array], over_keys: Any) -> tuple[Array, Array]:
         q = cut(problem.q, ROW_AXIS, rows, i)
 
-        def tile(j: Any, carry: Carry) -> Carry:
-            most, total, o = carry
+        def tile(j: Any) -> Part:
             s, _ = problem.logits(q, problem.key_tile(problem.k, j), i, j)
-            new_most = jnp.maximum(most, jnp.max(s, axis=-1, keepdims=True))
-            base = jnp.where(new_most == -jnp.inf, 0, new_most)
-            p = jnp.exp(s - base)
-            fade = jnp.exp(most - base)
+            most = jnp.max(s, axis=-1, keepdims=True)
+            p = jnp.exp(s - _finite(most))
             v = problem.key_tile(problem.v, j)
-            o = o * fade + problem.rows_times(p.astype(v.dtype), v, 2)
-            return new_most, total * fade + jnp.sum(p, axis=-1, keepdims=True), o
+            return most, jnp.sum(p, axis=-1, keepdims=True), problem.rows_times(p.astype(v.dtype), v, 2)
 
-        size = rows.size
-        start = fresh(size, 1, -jnp.inf, acc), fresh(size, 1, 0, acc), fresh(size, width, 0, acc)
-        most, total, o = over_keys(tile, start)
+        if band.keys.count == 1:
+            most, total, o = tile(0)
+        else:
+            size = rows.size
+            start = fresh(size, 1, -jnp.inf, acc), fresh(size, 1, 0, acc), fresh(size, width, 0, acc)
+            most, total, o = over_keys(lambda j, part: _joined(part, tile(j)), start)
         some = total != 0
         o = jnp.where(some, o / jnp.where(some, total, 1), 0).astype(dtype)
         lse = jnp.where(some, most + jnp.log(total), -jnp.inf)
@@ -59,3 +59,14 @@ def forward(problem: Problem) -> tuple[Array, Array]:
     o = restored(o, dtype)
     valid = band.valid_rows()
     return (o, lse) if valid is None else (jnp.where(valid, o, 0), jnp.where(valid, lse, -jnp.inf))
+
+
+def _joined(a: Part, b: Part) -> Part:
+    most = jnp.maximum(a[0], b[0])
+    fade_a, fade_b = (jnp.exp(x[0] - _finite(most)) for x in (a, b))
+    return most, a[1] * fade_a + b[1] * fade_b, a[2] * fade_a + b[2] * fade_b
+
+
+def _finite(most: Array) -> Array:
+    """A reference for exponents also where there is no logit."""
+    return jnp.where(most == -jnp.inf, 0, most)

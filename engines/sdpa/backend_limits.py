@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cudnn_jax.engines.sdpa.facts import SdpaFacts
 from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import data_type
 
 MINUS_INFINITY = 0xFF800000
 """float32 -inf as a word."""
@@ -14,6 +15,8 @@ MINUS_INFINITY = 0xFF800000
 
 def mismatch(facts: SdpaFacts, target: Target) -> str | None:
     """The reason not to ask cuDNN, or None."""
+    if facts.dtype not in (data_type.BFLOAT16, data_type.HALF):
+        return f"dtype {facts.dtype.value}, serves bfloat16 and float16"
     if 0 in (facts.batch, facts.q_len, facts.kv_len):
         return f"length 0 in B{facts.batch} T{facts.q_len} S{facts.kv_len}, serves lengths of at least 1"
     if "dStats" in facts.ports:
@@ -22,6 +25,10 @@ def mismatch(facts: SdpaFacts, target: Target) -> str | None:
         full = (facts.q_len, facts.kv_len)
         if facts.bias_dim[2:] != full:
             return f"gradient of a bias {facts.bias_dim}, serves query and key axes of {full}"
+    if facts.direction == "bwd" and facts.bias_dim is not None:
+        # With one row of bias for all queries, cuDNN's dQ, dK and dV were off by as much as they are large.
+        if facts.bias_dim[2] == 1 < min(facts.q_len, facts.bias_dim[3]):
+            return f"backward of a bias {facts.bias_dim}, serves a query axis of {facts.q_len}"
     return None
 
 

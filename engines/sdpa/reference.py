@@ -58,7 +58,7 @@ def backward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, in
         d_stats = _grouped(given["dStats"], facts.kv_heads) if "dStats" in given else None
         problem = _problem(facts, given, platform, tiles)
         gradients = _backward.backward(problem, o, d_o, stats, d_stats, "dBias" in facts.results)
-        named = dict(zip(_GRADIENTS, gradients, strict=True))
+        named = {name: made for name, made in zip(_GRADIENTS, gradients, strict=True) if made is not None}
         return _ordered(facts, {name: named[name].reshape(x.shape) for name, x in wanted.items()})
 
     return run

@@ -58,12 +58,13 @@ std::unique_ptr<Step> make_fill_step(const Json& step, ProgramContext& context) 
                 context.field + ".width: got " + std::to_string(width) + ", the rule is 1 or 4");
   }
   if (width == 1 && value > 0xff) {
-    throw Error(ErrorKind::kInvalidArgument,
-                context.field + ".value: got " + std::to_string(value) + ", the rule is at most 255 at width 1");
+    throw Error(ErrorKind::kInvalidArgument, context.field + ".value: got " + std::to_string(value) +
+                                                 ", the rule is at most 255 at width 1");
   }
   if (bytes % width != 0) {
     throw Error(ErrorKind::kInvalidArgument, context.field + ".bytes: got " + std::to_string(bytes) +
-                                                 ", the rule is a multiple of width " + std::to_string(width));
+                                                 ", the rule is a multiple of width " +
+                                                 std::to_string(width));
   }
   return std::make_unique<FillStep>(context.platform, context.arg(step.at("dest")), value, width, bytes);
 }

@@ -108,16 +108,14 @@ constexpr char kGraph[] =
     R"({"version":1,"io_data_type":null,"intermediate_data_type":null,"compute_data_type":null,)"
     R"("tensors":[],"nodes":[],"inputs":[],"outputs":[]})";
 
-std::unique_ptr<Step> make_step(const Bytes& plan, std::vector<int64_t> uids = {2, 1}, int64_t workspace = 512) {
-  Json step = {{"graph", kGraph},
-               {"plan", Json::binary(plan)},
-               {"engine_id", 5},
-               {"knobs", {{"STAGES", 2}}},
-               {"uids", uids},
-               {"workspace", {256, workspace}},
-               {"device", nullptr}};
+std::unique_ptr<Step> make_step(const Bytes& plan, std::vector<int64_t> uids = {2, 1},
+                                int64_t workspace = 512) {
+  Json step = {
+      {"graph", kGraph}, {"plan", Json::binary(plan)},    {"engine_id", 5},   {"knobs", {{"STAGES", 2}}},
+      {"uids", uids},    {"workspace", {256, workspace}}, {"device", nullptr}};
   step["args"] = Json::array();
-  for (size_t i = 0; i < uids.size(); ++i) step["args"].push_back(Json::array({"operand", uids.size() - 1 - i}));
+  for (size_t i = 0; i < uids.size(); ++i)
+    step["args"].push_back(Json::array({"operand", uids.size() - 1 - i}));
   ProgramContext context;
   context.platform = Platform::kCuda;
   context.field = "step";
@@ -237,9 +235,9 @@ void test_planning_again(void (*pretend_version)(size_t)) {
   expect_equal(load(broken), "no error");
   planner = [&](const std::string&) { return std::vector<CudnnPlan>{broken}; };
   const std::string message = load(broken);
-  expect(message.find("made with cuDNN 9.20.0, cuDNN 9.20.0 is here and does not take it (cudnnBackendFinalize "
-                      "of the plan failed: CUDNN_STATUS_OF_THE_TEST, the inner reason and more)") !=
-             std::string::npos,
+  expect(message.find(
+             "made with cuDNN 9.20.0, cuDNN 9.20.0 is here and does not take it (cudnnBackendFinalize "
+             "of the plan failed: CUDNN_STATUS_OF_THE_TEST, the inner reason and more)") != std::string::npos,
          message);
   pretend_version(91900);
 }
@@ -271,7 +269,8 @@ void test_what_does_not_fit_is_refused() {
   };
   expect_equal(refused([](CudnnPlan& plan) { plan.scalars[0].slot = 0; }),
                "step.plan.scalars: slot 0 is filled twice");
-  expect_equal(refused([](CudnnPlan& plan) { plan.aliases.clear(); }), "step.plan.uids: nothing fills uid 11");
+  expect_equal(refused([](CudnnPlan& plan) { plan.aliases.clear(); }),
+               "step.plan.uids: nothing fills uid 11");
   expect_equal(refused([](CudnnPlan& plan) { plan.scratch[0].offset = 513; }),
                "step.plan.scratch: expected an integer from 0 to 512");
   expect_equal(refused([](CudnnPlan& plan) { plan.clears[0].offset = 241; }),
@@ -312,7 +311,8 @@ void test_stray_bytes() {
   expect_equal(without_stray_bytes("no JSON"), "no JSON");
   expect_equal(without_stray_bytes("[1]"), "[1]");
   // A pointer, 8 bytes, then four of a value: zeroed; the last four bytes stay.
-  const std::string head = R"({"engine":{"payload":{"kernels":[{"kernelName":"x","kernelParams":{"rawData":")";
+  const std::string head =
+      R"({"engine":{"payload":{"kernels":[{"kernelName":"x","kernelParams":{"rawData":")";
   const std::string tail =
       R"(","offsets":[{"value":0,"uid":1,"update_as":"pointer"},{"value":8,"uid":2,"size":4,"update_as":"value"},)"
       R"({"value":12}]}}]}}})";

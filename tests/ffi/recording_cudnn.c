@@ -1,9 +1,9 @@
 /* A libcudnn that does nothing and writes down what it was asked, in the journal of recording_driver.c. For
    cudnn_step_test.cc.
 
-   A descriptor keeps what was set on it. Executing reads every pointer of the variant pack as a number of four
-   bytes, so a pointer to nowhere is caught, and marks the handle busy for a while: a handle in two calls at once
-   aborts. */
+   A descriptor keeps what was set on it. Executing reads every pointer of the variant pack as a number of
+   four bytes, so a pointer to nowhere is caught, and marks the handle busy for a while: a handle in two calls
+   at once aborts. */
 #include <cudnn.h>
 #include <stdlib.h>
 #include <time.h>
@@ -48,7 +48,9 @@ void be_quiet(void) { quiet = 1; }
 
 size_t cudnnGetVersion(void) { return version_now; }
 const char* cudnnGetErrorString(cudnnStatus_t status) { return status ? "CUDNN_STATUS_OF_THE_TEST" : "fine"; }
-void cudnnGetLastErrorString(char* text, size_t size) { snprintf(text, size, "the inner reason\nand more\n"); }
+void cudnnGetLastErrorString(char* text, size_t size) {
+  snprintf(text, size, "the inner reason\nand more\n");
+}
 
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   *handle = calloc(1, sizeof **handle);
@@ -62,13 +64,16 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   return 0;
 }
 
-cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind, cudnnBackendDescriptor_t* made) {
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
+                                           cudnnBackendDescriptor_t* made) {
   Descriptor* descriptor = calloc(1, sizeof *descriptor);
   descriptor->kind = kind;
   *made = descriptor;
   return 0;
 }
-cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) { return free(descriptor), 0; }
+cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor) {
+  return free(descriptor), 0;
+}
 
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t count, const void* values) {

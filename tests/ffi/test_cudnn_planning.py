@@ -13,8 +13,13 @@ from typing import Any
 
 import msgpack
 import pytest
-from cudnn_graphs import attention, matmul, pointwise
-from stub_libcuda import (
+from cudnn_graphs import attention, heads, matmul, packed, paged, pointwise
+from ffi_programs import buffer, cudnn, payload, seal
+
+from cudnn_jax import _ffi
+from cudnn_jax.graph import pygraph
+from cudnn_jax.graph.pointwise import POINTWISE
+from support.stub_libcuda import (
     CUDNN,
     H200,
     Planner,
@@ -25,9 +30,6 @@ from stub_libcuda import (
     planning,
     stub_folder,
 )
-
-from cudnn_jax.graph import pygraph
-from cudnn_jax.graph.pointwise import POINTWISE
 
 __all__ = ["planner", "stub_folder"]
 
@@ -86,6 +88,40 @@ def test_the_backward_sums_in_its_own_part_of_the_workspace(planner: Planner) ->
     # dQ and one number a row, in float32, before the part that is cuDNN's.
     assert holds["backend_workspace"] == rows * 4 * (128 + 1)
     assert sorted(offset for _, offset in holds["scratch"]) == [0, rows * 4 * 128]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_serialised_plan_is_read_back(planner: Planner, backward: bool) -> None:
+    """By cuDNN, for the same device's properties; and by the program's checks, with the step's own fields."""
+    graph = attention(backward, use_causal_mask=True)
+    key, ((_, engine, knobs), *_) = plan(planner, graph)
+    built = planner.ask("build", key=key, index=0)
+    holds = msgpack.unpackb(base64.b64decode(built["plan"]))
+    loaded = planner.ask("deserialise", plan=built["plan"], properties=H200)
+    assert loaded == built["workspace"] - holds["backend_workspace"]
+
+    form = graph.canonical()
+    operands = [form["tensors"][i] for i in form["inputs"] + form["outputs"]]
+    buffers = [buffer(operand["data_type"], *operand["dim"]) for operand in operands]
+    step = cudnn(
+        graph=graph.canonical_json(),
+        plan=base64.b64decode(built["plan"]),
+        engine_id=engine,
+        knobs=knobs,
+        uids=[index + 1 for index in form["inputs"] + form["outputs"]],
+        args=[["operand", position] for position in range(len(operands))],
+        workspace=[0, built["workspace"]],
+    )
+    count = len(form["inputs"])
+    content = payload(buffers[:count], buffers[count:], [step], built["workspace"], "cuda", 90, CUDNN)
+    assert _ffi.program_check(seal(content))["steps"] == ["cudnn"]
+
+    step["workspace"] = [0, built["workspace"] - 1]
+    with pytest.raises(ValueError, match=r"payload.steps\[0\].workspace: has \d+ bytes, the plan needs"):
+        _ffi.program_check(seal(content))
+    step |= {"workspace": [0, built["workspace"]], "plan": step["plan"][:-1]}
+    with pytest.raises(ValueError, match=r"payload.steps\[0\].plan: not valid MessagePack"):
+        _ffi.program_check(seal(content))
 
 
 SAME_BYTES = [
@@ -154,6 +190,9 @@ ACCEPTED: list[dict[str, Any]] = [
     {"t": 1, "s": 512},
     *({"d": d} for d in (8, 32, 64, 96, 192, 256)),
     {"d": 192, "dv": 128},
+    {"ragged": True},
+    {"ragged": True, "nk": 2, "use_causal_mask": True},
+    {"sinks": True},
 ]
 
 
@@ -161,6 +200,11 @@ ACCEPTED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", ACCEPTED, ids=str)
 def test_accepted(planner: Planner, backward: bool, options: dict[str, Any]) -> None:
     plan(planner, attention(backward, **{k: v for k, v in options.items() if not (backward and k == "stats")}))
+
+
+@pytest.mark.parametrize("options", [{"t": 1}, {"t": 16, "use_causal_mask_bottom_right": True}, {"t": 1, "page": 16}])
+def test_paged_attention_is_accepted(planner: Planner, options: dict[str, Any]) -> None:
+    plan(planner, paged(**options))
 
 
 @pytest.mark.parametrize("bias", [FULL, (1, 4, 512, 512), (1, 1, 512, 512), (2, 1, 1, 512), (2, 1, 512, 512)])
@@ -204,6 +248,25 @@ def test_a_port_that_cudnn_lacks_is_named(planner: Planner) -> None:
         out.set_output(True)
     graph.freeze()
     assert decline(planner, graph) == "SDPA_BACKWARD: the cuDNN backend has no dStats"
+
+
+def test_an_operand_at_two_ports_is_declined(planner: Planner) -> None:
+    graph = pygraph(io_data_type="bfloat16")
+    x = graph.tensor((2, 4, 64, 64), (16384, 4096, 64, 1))
+    graph.sdpa(x, x, x, generate_stats=False)[0].set_output(True)
+    graph.freeze()
+    assert decline(planner, graph) == "SDPA: the tensor at q is at another port too"
+
+
+def test_a_sink_that_the_backward_does_not_read_is_declined(planner: Planner) -> None:
+    graph = pygraph(io_data_type="bfloat16")
+    q, k, v, o, d_o = (heads(graph, 2, 4, 64, 64) for _ in range(5))
+    sink, rows = packed(graph, 1, 4, 1, 1, dtype="float32"), packed(graph, 2, 4, 64, 1, dtype="float32")
+    for out in graph.sdpa_backward(q, k, v, o, d_o, rows, sink_token=sink)[:3]:
+        out.set_output(True)
+    graph.freeze()
+    at = graph.canonical()["nodes"][0]["inputs"]["sink_token"]
+    assert decline(planner, graph) == f"graph.tensors[{at}]: does not reach cuDNN"
 
 
 @pytest.mark.parametrize("mode", POINTWISE)
@@ -264,9 +327,7 @@ def test_a_bad_argument_is_named(planner: Planner, changes: dict[str, Any], mess
         (("inputs",), [99], "graph.inputs"),
     ],
 )
-def test_a_bad_field_of_the_graph_is_named(
-    planner: Planner, path: tuple[Any, ...], value: object, field: str
-) -> None:
+def test_a_bad_field_of_the_graph_is_named(planner: Planner, path: tuple[Any, ...], value: object, field: str) -> None:
     form = json.loads(matmul(64, 64, 64).canonical_json())
     inner = form
     for step in path[:-1]:

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCES = [
     *(ROOT / "ffi" / f"cudnn_{part}.cc" for part in ("graph_text", "handles", "library", "plan", "plan_text", "step")),
-    *(ROOT / "ffi" / f"{name}.cc" for name in ("driver", "dtypes", "json", "library", "sha256", "spec", "step")),
+    *(ROOT / "ffi" / f"{name}.cc" for name in ("driver", "json", "library", "spec", "step")),
 ]
 HEADERS = [
     ("cudnn_frontend.h", "nvidia-cudnn-frontend"),

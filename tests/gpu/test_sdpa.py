@@ -98,7 +98,7 @@ def test_a_second_run_gives_the_same_bits_when_asked_to() -> None:
             np.testing.assert_array_equal(np.asarray(got).view(np.uint16), want.view(np.uint16))
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 97), (2, 4, 97, 97), (2, 4, 97, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 97, 97), (2, 4, 97, 1)], ids=str)
 def test_rows_that_a_bias_empties_take_no_gradient(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng()
     q, k, v, d_out = (jnp.asarray(rng.standard_normal((2, 97, 4, 64)), jnp.bfloat16) for _ in range(4))

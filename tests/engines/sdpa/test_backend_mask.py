@@ -466,7 +466,7 @@ def aval(dtype, *shape):
 bf16 = jnp.bfloat16
 q, k = aval(bf16, 2, 192, 4, 64), aval(bf16, 2, 128, 2, 64)
 row, wide = aval(jnp.bool_, 2, 1, 1, 128), aval(jnp.bool_, 2, 1, 192, 128)
-row_bias, full = aval(bf16, 2, 1, 1, 128), aval(bf16, 2, 4, 192, 128)
+wide_bias, full = aval(bf16, 2, 1, 192, 128), aval(bf16, 2, 4, 192, 128)
 shared, column = aval(bf16, 1, 1, 192, 128), aval(bf16, 1, 4, 192, 1)
 
 def fixed(q, k, v, bias, mask):
@@ -479,8 +479,9 @@ def trained(q, k, v, bias, mask):
 
 CASES = {
     "none": (fixed, None, None),
-    "bias": (fixed, row_bias, None),
-    "mask": (fixed, None, row),
+    "bias": (fixed, wide_bias, None),
+    "mask": (fixed, None, wide),
+    "padding mask": (fixed, None, row),
     "trained bias": (trained, full, None),
     "trained bias and mask": (trained, full, row),
     "trained bias, wider mask": (trained, shared, wide),
@@ -515,7 +516,7 @@ print(json.dumps(told))
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process with the stub driver plans and lowers for the H200."""
     folder = tmp_path_factory.mktemp("stub")
-    compiled(folder, "libcuda.so.1", Path(__file__).parents[2] / "ffi" / "stub_libcuda" / "libcuda.c")
+    compiled(folder, "libcuda.so.1", Path(__file__).parents[2] / "support" / "stub_libcuda" / "libcuda.c")
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
     env = os.environ | {"LD_LIBRARY_PATH": path, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, env=env, timeout=300)
@@ -529,7 +530,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_cudnn_serves_a_mask_and_says_what_it_copies(told: dict[str, Any]) -> None:
     for name, note in (
-        ("mask", "mask (2, 1, 1, 128) becomes a bias of 512 bytes"),
+        ("mask", "mask (2, 1, 192, 128) becomes a bias of 98304 bytes"),
         ("trained bias and mask", "mask (2, 1, 1, 128) and bias (2, 4, 192, 128) become a bias of 393216 bytes"),
     ):
         for operation in ("sdpa_fwd", "sdpa_bwd"):
@@ -548,7 +549,7 @@ def test_a_program_of_a_mask_is_the_program_of_that_bias(told: dict[str, Any]) -
 def test_the_custom_call_takes_the_bias_and_the_other_operands_untouched(told: dict[str, Any]) -> None:
     heads = ["2x192x4x64xbf16", "2x128x2x64xbf16", "2x128x2x64xbf16"]
     residuals = ["2x192x4x64xbf16", "2x192x4x64xbf16", "2x4x192x1xf32"]
-    for name, bias in (("mask", "2x1x1x128xbf16"), ("trained bias and mask", "2x4x192x128xbf16")):
+    for name, bias in (("mask", "2x1x192x128xbf16"), ("trained bias and mask", "2x4x192x128xbf16")):
         forward, backward = told[name]["operands"]
         assert forward == [*heads, bias]
         assert backward == [*heads, *residuals, bias]
@@ -558,6 +559,9 @@ def test_the_custom_call_takes_the_bias_and_the_other_operands_untouched(told: d
 
 
 def test_cudnn_says_why_it_does_not_serve_a_mask(told: dict[str, Any]) -> None:
+    rows = told["padding mask"]["rows"]
+    assert rows["sdpa_fwd"]["engine"] == "cudnn"
+    assert rows["sdpa_bwd"]["declines"] == [["cudnn", "backward of a bias (2, 1, 1, 128), serves a query axis of 192"]]
     rows = told["trained bias, wider mask"]["rows"]
     assert rows["sdpa_fwd"]["engine"] == "cudnn"
     assert rows["sdpa_bwd"]["engine"] == "xla"

@@ -1,0 +1,49 @@
+"""`python -m cudnn_jax doctor` says what is there and what is missing, and fails only for what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cudnn_jax import _doctor
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "cudnn_jax", "doctor", *arguments]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "COLUMNS": "160"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_table_names_every_item() -> None:
+    done = run()
+    assert done.returncode == 0, done.stderr
+    for item in ("Python", "JAX", "XLA handlers", "GPU in JAX", "CUDA driver", "cuDNN", "CuTe-DSL", "cuTile", "Flax"):
+        assert item in done.stdout
+
+
+def test_json_holds_one_finding_an_item() -> None:
+    findings = {finding["item"]: finding for finding in json.loads(run("--json").stdout)}
+    assert findings["cudnn-jax"]["status"] == findings["XLA handlers"]["status"] == "ok"
+    assert findings["GPU in JAX"]["status"] == "missing"
+    assert all(finding["status"] in ("ok", "missing", "broken") for finding in findings.values())
+
+
+def test_what_is_broken_is_said_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> None:
+        raise RuntimeError("jaxlib speaks XLA FFI 0.1")
+
+    monkeypatch.setattr("cudnn_jax._runtime.register", refuse)
+    assert _doctor.main(as_json=True) == 1
+    findings = {finding["item"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert (findings["XLA handlers"]["status"], findings["XLA handlers"]["found"]) == (
+        "broken",
+        "jaxlib speaks XLA FFI 0.1",
+    )
+
+
+def test_versions_read_as_people_write_them() -> None:
+    assert (_doctor._dotted(91900), _doctor._dotted(13020)) == ("9.19.0", "CUDA 13.2")
