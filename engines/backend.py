@@ -64,6 +64,11 @@ class BackendSession:
             builder.step("fill", dest=where, value=word, width=width, bytes=nbytes)
 
 
+def out_of_reach(target: Target) -> str | None:
+    """Why cuDNN cannot serve `target` whatever the graph, or None."""
+    return None if target.platform == "cuda" else f"platform {target.platform}, serves cuda"
+
+
 def propose(
     graph: pygraph, target: Target, modes: Sequence[str], prefill: Mapping[int, int]
 ) -> tuple[BackendSession | None, list[PlanConfig], list[Decline]]:
@@ -72,8 +77,6 @@ def propose(
     `prefill` holds the words to write over outputs first, by position. Where at least one mode has plans, the refusal
     of another is not a decline.
     """
-    if target.platform != "cuda":
-        return None, [], [Decline(NAME, f"platform {target.platform}, serves cuda")]
     libraries.locate()
     try:
         lowered = _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)

@@ -54,33 +54,23 @@ class EngineFamily:
     backend_graph: Reference | None = None
 
 
-_SDPA_FACTS = ("cudnn_jax.engines.sdpa.facts", "analyze")
-_SDPA_ENGINES = (EngineSlot(ids.REFERENCE_SLOT, "xla", ("cudnn_jax.engines.sdpa.engines", "SdpaReference")),)
+def _attention(name: str, anchor: str) -> EngineFamily:
+    """Forward and backward attention have their own blocks of ids, and share everything else."""
+    room = "cudnn_jax.engines.sdpa"
+    return EngineFamily(
+        name=name,
+        anchors=frozenset({anchor}),
+        analyzer=(f"{room}.facts", "analyze"),
+        heuristics=(f"{room}.heuristics", "recommend"),
+        slots=(EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "SdpaReference")),),
+        backend_limits=(f"{room}.backend_limits", "mismatch"),
+        backend_prefill=(f"{room}.backend_limits", "prefill"),
+        backend_graph=(f"{room}.backend_mask", "derive"),
+    )
+
 
 FAMILIES: dict[str, EngineFamily] = {
-    family.name: family
-    for family in (
-        EngineFamily(
-            name="sdpa_fwd",
-            anchors=frozenset({"SDPA"}),
-            analyzer=_SDPA_FACTS,
-            heuristics=("cudnn_jax.engines.sdpa.heuristics", "recommend"),
-            slots=_SDPA_ENGINES,
-            backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
-            backend_prefill=("cudnn_jax.engines.sdpa.backend_limits", "prefill"),
-            backend_graph=("cudnn_jax.engines.sdpa.backend_mask", "derive"),
-        ),
-        EngineFamily(
-            name="sdpa_bwd",
-            anchors=frozenset({"SDPA_BACKWARD"}),
-            analyzer=_SDPA_FACTS,
-            heuristics=("cudnn_jax.engines.sdpa.heuristics", "recommend"),
-            slots=_SDPA_ENGINES,
-            backend_limits=("cudnn_jax.engines.sdpa.backend_limits", "mismatch"),
-            backend_prefill=("cudnn_jax.engines.sdpa.backend_limits", "prefill"),
-            backend_graph=("cudnn_jax.engines.sdpa.backend_mask", "derive"),
-        ),
-    )
+    family.name: family for family in (_attention("sdpa_fwd", "SDPA"), _attention("sdpa_bwd", "SDPA_BACKWARD"))
 }
 
 

@@ -113,11 +113,6 @@ class _Planner:
         except DECLINES as error:
             self.declines.append(Decline(backend.NAME, _line(error)))
             return None, []
-        if self.family and self.family.backend_limits:
-            reason = manifest.resolve(self.family.backend_limits)(facts, self.target)
-            if reason:
-                self.declines.append(Decline(backend.NAME, reason))
-                return None, []
         prefill = self.family.backend_prefill if self.family else None
         words = manifest.resolve(prefill)(facts) if prefill else {}
         session, plans, declines = backend.propose(graph, self.target, modes, words)
@@ -125,12 +120,22 @@ class _Planner:
         return session, plans
 
     def _asked(self) -> tuple[graph_room.pygraph, Any]:
-        """The graph that cuDNN is asked for and its facts: the user's, or what the family derives of it."""
-        if self.family and self.family.backend_graph and self.target.platform == "cuda":
-            self._derived = manifest.resolve(self.family.backend_graph)(self.graph, self.facts)
+        """The graph that cuDNN is asked for and its facts: the user's, or what the family derives of it.
+
+        Raises:
+          GraphNotSupportedError: cuDNN is not to be asked, and why.
+        """
+        graph, facts = self.graph, self.facts
+        reason = backend.out_of_reach(self.target)
+        if reason is None and self.family and self.family.backend_graph:
+            self._derived = manifest.resolve(self.family.backend_graph)(graph, facts)
             if self._derived is not None:
-                return self._derived.graph, manifest.resolve(self.family.analyzer)(self._derived.graph)
-        return self.graph, self.facts
+                graph, facts = self._derived.graph, manifest.resolve(self.family.analyzer)(self._derived.graph)
+        if reason is None and self.family and self.family.backend_limits:
+            reason = manifest.resolve(self.family.backend_limits)(facts, self.target)
+        if reason:
+            raise GraphNotSupportedError(reason)
+        return graph, facts
 
     def _rank(
         self, modes: Sequence[str], offered: list[PlanConfig], proposed: list[PlanConfig]
