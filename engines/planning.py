@@ -125,7 +125,8 @@ class _Planner:
         Raises:
           GraphNotSupportedError: cuDNN is not to be asked, and why.
         """
-        graph, facts = self.graph, self.facts
+        graph: graph_room.pygraph = self.graph
+        facts = self.facts
         reason = backend.out_of_reach(self.target)
         if reason is None and self.family and self.family.backend_graph:
             self._derived = manifest.resolve(self.family.backend_graph)(graph, facts)
