@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ def array(name: str, value: Any, *, rank: Sequence[int], layout: str) -> Any:
         raise TypeError(f"{name} is a {type(value).__name__}; the rule: an array of shape {layout}")
     if len(value.shape) not in rank:
         raise ValueError(f"{name} has shape {tuple(value.shape)}; the rule: {layout}")
+    if not all(isinstance(extent, int) for extent in value.shape):
+        raise TypeError(f"{name} has shape {tuple(value.shape)}; the rule: dimensions known while tracing")
     return value if isinstance(value, jax.Array) else jnp.asarray(value)
 
 
@@ -45,9 +48,18 @@ def static_number(name: str, value: Any) -> float:
     if isinstance(value, jax.core.Tracer) or isinstance(value, jax.Array):
         raise TypeError(f"{name} is an array; the rule: a Python number, known while tracing")
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {value!r}; the rule: a Python number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {value!r}; the rule: a finite number")
+    return number
+
+
+def optional_name(name: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; the rule: None or a string")
+    return value
 
 
 def _tuple(items: Sequence[Any]) -> str:

@@ -119,7 +119,7 @@ def sdpa(
         left=left,
         right=right,
         deterministic=bool(deterministic),
-        implementation=implementation,
+        implementation=check.optional_name("implementation", implementation),
         stats=bool(return_residual),
     )
     out, lse = _attend(config, match_manual_axes(operands))

@@ -65,6 +65,8 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("window type", {"local_window_size": 1.5}, ValueError, "local_window_size is 1.5"),
     ("alignment", {"causal_alignment": "bottom"}, ValueError, "causal_alignment is 'bottom'; the rule: 'top_left'"),
     ("scale", {"scale": "big"}, TypeError, "scale is 'big'; the rule: a Python number"),
+    ("scale nan", {"scale": float("nan")}, ValueError, "scale is nan; the rule: a finite number"),
+    ("implementation", {"implementation": 3}, TypeError, "implementation is 3; the rule: None or a string"),
     ("scale array", {"scale": ones()}, TypeError, "scale is an array"),
 ]
 
@@ -94,6 +96,13 @@ UNSERVED = {
 def test_an_option_that_is_not_served_is_named(option: str) -> None:
     with pytest.raises(NotImplementedError, match=f"the option {option} is not served"):
         cudnn_jax.sdpa(**operands(), **{option: UNSERVED[option]})
+
+
+def test_a_symbolic_dimension_is_named() -> None:
+    (batch,) = jax.export.symbolic_shape("b")
+    avals = [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in operands().values()]
+    with pytest.raises(TypeError, match=r"query has shape \(b, 6, 4, 8\); the rule: dimensions known while tracing"):
+        jax.export.export(jax.jit(cudnn_jax.sdpa))(*avals)
 
 
 def test_the_signature() -> None:
