@@ -1,4 +1,4 @@
-"""Fast attention, linear attention and fused GEMMs on NVIDIA GPUs for JAX, with gradients.
+"""Fast attention on NVIDIA GPUs for JAX, with gradients.
 
 Importing this package loads neither JAX nor CUDA: every export is loaded when it is first used.
 """

@@ -100,7 +100,8 @@ def _varying(aval: Any) -> frozenset[str]:
 
 
 def _run_eagerly(name: str, *args: Any, **params: Any) -> Sequence[jax.Array]:
-    return _jitted(name, tuple(params.items()))(*args)
+    with jax.disable_jit(False):
+        return _jitted(name, tuple(params.items()))(*args)
 
 
 @lru_cache(maxsize=1024)

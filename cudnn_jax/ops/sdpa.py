@@ -79,7 +79,8 @@ def sdpa(
         batch b.
       causal_alignment: "top_left" or "bottom_right"; local windows follow it too.
       local_window_size: w or (left, right): i - left <= j <= i + right; None or -1 leaves a side unbounded.
-      query_seq_lengths, key_value_seq_lengths: int32 (B,), true lengths; rows past one give 0 and take no gradient.
+      query_seq_lengths, key_value_seq_lengths: int32 (B,), true lengths, clipped to 0 and T or S; rows past one
+        give 0 and take no gradient.
       deterministic: the same bits on every run.
       return_residual: also return the logsumexp of the masked logits, float32 (B, T, N), natural logarithm.
       implementation: None for the ranked plan list; "cudnn", "xla", or the name of an engine or plan.
@@ -189,7 +190,7 @@ def _check_lengths(operands: Mapping[str, Any], query_lengths: Any, kv_lengths: 
         if not jnp.issubdtype(lengths.dtype, jnp.integer):
             raise TypeError(f"{argument} has dtype {lengths.dtype}; the rule: int32 (B,)")
         check.shape(argument, lengths, (batch,), "one length for each batch, (B,)")
-        checked[name] = lengths.astype(jnp.int32)
+        checked[name] = jnp.clip(lengths.astype(jnp.int32), 0, longest)
     return checked
 
 

@@ -182,3 +182,16 @@ def test_shard_map_over_batch_and_heads(checked: bool, rng: np.random.Generator)
 
     mapped = jax.shard_map(sharded, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=checked)
     close(jax.jit(mapped)(*arrays), grads(*arrays))
+
+
+def test_it_runs_with_jit_disabled(rng: np.random.Generator) -> None:
+    q, k, v = (fresh(SHAPES[name], "", rng) for name in ("query", "key", "value"))
+    want = cudnn_jax.sdpa(q, k, v)
+    with jax.disable_jit():
+        close(cudnn_jax.sdpa(q, k, v), want)
+
+
+def test_lengths_are_clipped_to_the_operands(rng: np.random.Generator) -> None:
+    q, k, v = (fresh(SHAPES[name], "", rng) for name in ("query", "key", "value"))
+    got = cudnn_jax.sdpa(q, k, v, key_value_seq_lengths=jnp.array([-3, 9000]))
+    close(got, cudnn_jax.sdpa(q, k, v, key_value_seq_lengths=jnp.array([0, S])))
