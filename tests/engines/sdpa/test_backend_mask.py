@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from cudnn_jax.engines.sdpa.backend_mask import derive
 from cudnn_jax.engines.sdpa.facts import analyze
 from cudnn_jax.engines.target import CPU, Target, named
 from cudnn_jax.graph import GraphNotSupportedError, Tensor, data_type
-from support import public, standin
+from support import public, standin, stub_libcuda
 from support.attention.harness import CASES, Case, arrays, check, expected
 
 B, N, NK, T, S, D = 2, 4, 2, 6, 8, 16
@@ -515,16 +514,13 @@ print(json.dumps(told))
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process with the stub driver plans and lowers for the H200."""
-    folder = tmp_path_factory.mktemp("stub")
-    compiled(folder, "libcuda.so.1", Path(__file__).parents[2] / "support" / "stub_libcuda" / "libcuda.c")
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
-    env = os.environ | {"LD_LIBRARY_PATH": path, "JAX_PLATFORMS": "cpu"}
+    stub_libcuda.wheels()
+    env = stub_libcuda.environment(stub_libcuda.build(tmp_path_factory.mktemp("stub"))) | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     plain = answer["none"]["rows"]["sdpa_fwd"]
-    if plain["engine"] != "cudnn":
-        pytest.skip(f"cuDNN plans nothing on this machine: {plain['declines']}")
+    assert plain["engine"] == "cudnn", plain["declines"]
     return answer
 
 
