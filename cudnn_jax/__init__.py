@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "sdpa": "cudnn_jax.ops.sdpa",
+    "call": "cudnn_jax.ops.call",
     "pygraph": "cudnn_jax.engines.planning",
     "explain": "cudnn_jax._explain",
     "Explanation": "cudnn_jax._explain",
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from cudnn_jax.engines.planning import pygraph as pygraph
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
     from cudnn_jax.graph import data_type as data_type
+    from cudnn_jax.ops.call import call as call
     from cudnn_jax.ops.sdpa import sdpa as sdpa
 
 

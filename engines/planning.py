@@ -172,7 +172,7 @@ class _Planner:
         what = f"implementation={self.implementation!r} cannot serve" if self.implementation else "no engine serves"
         if self.pinned is not None:
             what = f"the pinned plan {self.plans[self.pinned].name} cannot serve"
-        subject = self.facts.describe() if hasattr(self.facts, "describe") else self.graph.name or "this graph"
+        subject = _subject(self.graph, self.facts)
         reasons = "".join(f"\n  {decline.engine}: {decline.reason}" for decline in self._relevant())
         return f"{what} {subject} on {self.target.describe()}:{reasons or ' no such engine'}"
 
@@ -194,6 +194,8 @@ class Planned:
     declines: tuple[Decline, ...]
     family: str | None
     facts: Any
+    subject: str
+    """What was planned, in one line for people."""
 
 
 _MEMO_SIZE = 256
@@ -202,7 +204,10 @@ _memo_lock = threading.Lock()
 
 
 def plan(graph: pygraph, target: Target, implementation: str | None = None) -> Planned:
-    """Plans and builds `graph` for `target`, once for each (graph hash, target, implementation) in this process."""
+    """Plans and builds `graph` for `target`, once for each (graph hash, target, implementation) in this process.
+
+    Freezes the graph, and leaves its own one planning to the caller.
+    """
     graph.freeze()
     family = manifest.family_for(graph)
     opted = tuple(slot.offered() for slot in family.slots) if family else ()
@@ -211,15 +216,30 @@ def plan(graph: pygraph, target: Target, implementation: str | None = None) -> P
         if key in _memo:
             _memo.move_to_end(key)
             return _memo[key]
-    graph.create_execution_plans(target=target, implementation=implementation)
-    config, artifact = graph.build_plans()
-    planner = _planner_of(graph)
-    planned = Planned(config, artifact, graph.plans, graph.declines, family.name if family else None, planner.facts)
+    planner = _Planner(graph, target, DEFAULT_MODES, implementation)
+    config, artifact = planner.build()
+    declines = tuple(planner.declines)
+    planned = Planned(
+        config,
+        artifact,
+        tuple(planner.plans),
+        declines,
+        family.name if family else None,
+        planner.facts,
+        _subject(graph, planner.facts),
+    )
     with _memo_lock:
         _memo[key] = planned
         while len(_memo) > _MEMO_SIZE:
             _memo.popitem(last=False)
     return planned
+
+
+def _subject(graph: graph_room.pygraph, facts: Any) -> str:
+    if hasattr(facts, "describe"):
+        described: str = facts.describe()
+        return described
+    return graph.name or "a graph of " + ", ".join(dict.fromkeys(node.type for node in graph.nodes))
 
 
 def clear_memo() -> None:

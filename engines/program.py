@@ -39,6 +39,17 @@ def storage_order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(axis if tensor.dim[axis] == 1 else next(ordered) for axis in axes)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor's elements fill its memory without gaps or overlaps, in whatever order of axes."""
+    expected = 1
+    for axis in reversed(storage_order(tensor)):
+        if tensor.dim[axis] > 1:
+            if tensor.stride[axis] != expected:
+                return False
+            expected *= tensor.dim[axis]
+    return True
+
+
 class ProgramBuilder:
     """Collects the steps of a program for one graph and target.
 
