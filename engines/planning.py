@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
-from cudnn_jax.engines import backend, manifest
+from cudnn_jax.engines import backend, execution, manifest
 from cudnn_jax.engines.base import DECLINES, Artifact, BaseEngine, Decline, Derived, PlanConfig, Program
 from cudnn_jax.engines.target import CPU, Target
 from cudnn_jax.graph import GraphNotSupportedError
@@ -59,6 +60,7 @@ class pygraph(graph_room.pygraph):
         if not 0 <= index < len(planner.plans):
             raise IndexError(f"select_plan({index}): the list has {len(planner.plans)} plans")
         planner.pinned = index
+        planner.built = planner.execution = None
 
     def build_plans(self) -> tuple[PlanConfig, Artifact]:
         """Builds the pinned plan, or the first of the list that builds.
@@ -67,6 +69,41 @@ class pygraph(graph_room.pygraph):
           GraphNotSupportedError: nothing builds; the message holds every engine's reason.
         """
         return _planner_of(self).build()
+
+    def get_workspace_size(self) -> int:
+        """Bytes of workspace that `execute` takes. Plans for this machine and builds what is not planned or built."""
+        return _execution_of(self, None).workspace_size
+
+    def execute(self, buffers: Mapping[Any, Any], workspace: Any = None, handle: _ffi.Handle | None = None) -> None:
+        """Runs the graph on buffers of the caller, outside of JAX.
+
+        The first call plans and builds what is not planned or built yet, for the handle's device, or for the CPU on a
+        machine without a GPU. On CUDA a call returns when the work is queued on the handle's stream (without a handle,
+        the default stream of the first device); memory must live until it is done. No two calls share a buffer that
+        one of them writes unless streams order them.
+
+        Args:
+          buffers: every input and output of the graph, by tensor or by uid: a DLPack producer (torch, jax, cupy,
+            numpy), an object with `__cuda_array_interface__`, on the CPU one with `__array_interface__`, a
+            `DeviceView`, or an address as an int, of which nothing can be checked. Dims, strides and data type are
+            the tensor's; an axis of length 1 has any stride. Outputs are written in place, and overlap no other
+            buffer; a jax.Array cannot be one. Addresses are multiples of 16 bytes.
+          workspace: such a buffer of at least `get_workspace_size()` bytes without gaps, at a multiple of 256 bytes on
+            CUDA; None where that is 0.
+          handle: what `cudnn_jax.create_handle` made.
+
+        Raises:
+          ValueError: a buffer is missing, or one too many, or on another device, or of another data type, dim or
+            stride than the tensor, or an output is read-only; the message names the tensor, what came and the rule.
+          TypeError: something is no buffer, or `handle` is no Handle.
+          RuntimeError: the handle was destroyed, the graph was planned for another device, or the launch failed.
+          GraphNotSupportedError: nothing builds, or what builds runs inside JAX only.
+        """
+        planner = self.__dict__.get("_planner")
+        ready = planner.execution if planner is not None else None
+        if ready is None:
+            ready = _execution_of(self, handle)
+        ready.run(buffers, workspace, handle)
 
 
 class _Planner:
@@ -77,6 +114,8 @@ class _Planner:
         self.target = target
         self.implementation = implementation
         self.pinned: int | None = None
+        self.built: tuple[PlanConfig, Artifact] | None = None
+        self.execution: execution.Execution | None = None
         self.declines: list[Decline] = []
         self.family = manifest.family_for(graph)
         self.facts: Any = manifest.resolve(self.family.analyzer)(graph) if self.family else None
@@ -148,6 +187,11 @@ class _Planner:
         return ranked
 
     def build(self) -> tuple[PlanConfig, Artifact]:
+        if self.built is None:
+            self.built = self._build()
+        return self.built
+
+    def _build(self) -> tuple[PlanConfig, Artifact]:
         candidates = self.plans if self.pinned is None else [self.plans[self.pinned]]
         for config in candidates:
             try:
@@ -260,6 +304,17 @@ def _planner_of(graph: pygraph, create: tuple[Target, tuple[str, ...], str | Non
     graph.freeze()
     graph.__dict__["_planner"] = planner = _Planner(graph, *create)
     return planner
+
+
+def _execution_of(graph: pygraph, handle: _ffi.Handle | None) -> execution.Execution:
+    with execution.lock:
+        if "_planner" not in graph.__dict__:
+            graph.create_execution_plans(target=execution.target_of(handle))
+        planner = _planner_of(graph)
+        if planner.execution is None:
+            _, artifact = planner.build()
+            planner.execution = execution.prepare(graph, planner.target, artifact)
+        return planner.execution
 
 
 def _may_be_backend(implementation: str | None) -> bool:
