@@ -12,7 +12,7 @@
 namespace cudnn_jax {
 namespace {
 
-constexpr int kSuccess = 0;
+constexpr int kNoError = 0;
 constexpr int kNoCudaDevice = 100;  // CUDA_ERROR_NO_DEVICE
 
 // CU_DEVICE_ATTRIBUTE_*
@@ -20,12 +20,12 @@ enum Attribute : int {
   kSharedMemoryPerBlock = 8,
   kMultiprocessors = 16,
   kL2Bytes = 38,
-  kCapabilityMajor = 75,
-  kCapabilityMinor = 76,
+  kMajor = 75,
+  kMinor = 76,
   kSharedMemoryPerBlockOptIn = 97,
 };
 
-struct Api {
+struct DeviceApi {
   int (*init)(unsigned flags);
   int (*error_string)(int status, const char** text);
   int (*count)(int* count);
@@ -35,7 +35,7 @@ struct Api {
   int (*total_memory)(size_t* bytes, int device);
   int (*pci_bus_id)(char* id, int size, int device);
 
-  Api() {
+  DeviceApi() {
     const DynamicLibrary cuda = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"});
     const auto bind = [&cuda](auto& slot, const char* symbol) {
       slot = cuda.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
@@ -51,26 +51,26 @@ struct Api {
   }
 
   void check(int status, const char* call) const {
-    if (status == kSuccess) return;
+    if (status == kNoError) return;
     const char* text = nullptr;
     std::string message = std::string(call) + " failed: error " + std::to_string(status);
-    if (error_string(status, &text) == kSuccess && text != nullptr) message += std::string(", ") + text;
+    if (error_string(status, &text) == kNoError && text != nullptr) message += std::string(", ") + text;
     throw Error(ErrorKind::kInternal, message);
   }
 };
 
 // A failed attempt to open the library is tried again by the next call.
-const Api& api() {
-  static const Api instance;
+const DeviceApi& device_api() {
+  static const DeviceApi instance;
   return instance;
 }
 
 int count_devices() {
   int count = 0;
-  int status = api().init(0);
-  if (status == kSuccess) status = api().count(&count);
+  int status = device_api().init(0);
+  if (status == kNoError) status = device_api().count(&count);
   if (status == kNoCudaDevice) return 0;
-  api().check(status, "counting devices");
+  device_api().check(status, "counting devices");
   return count;
 }
 
@@ -78,24 +78,24 @@ std::unique_ptr<DeviceInfo> ask(int ordinal) {
   auto info = std::make_unique<DeviceInfo>();
   info->ordinal = ordinal;
   int device = 0;
-  api().check(api().get(&device, ordinal), "cuDeviceGet");
+  device_api().check(device_api().get(&device, ordinal), "cuDeviceGet");
   const auto value = [device](Attribute attribute) {
     int found = 0;
-    api().check(api().attribute(&found, attribute, device), "cuDeviceGetAttribute");
+    device_api().check(device_api().attribute(&found, attribute, device), "cuDeviceGetAttribute");
     return found;
   };
-  info->sm = 10 * value(kCapabilityMajor) + value(kCapabilityMinor);
+  info->sm = 10 * value(kMajor) + value(kMinor);
   info->sm_count = value(kMultiprocessors);
   info->shared_memory_per_block = value(kSharedMemoryPerBlock);
   info->shared_memory_per_block_opt_in = value(kSharedMemoryPerBlockOptIn);
   info->l2_bytes = value(kL2Bytes);
   size_t bytes = 0;
-  api().check(api().total_memory(&bytes, device), "cuDeviceTotalMem");
+  device_api().check(device_api().total_memory(&bytes, device), "cuDeviceTotalMem");
   info->total_memory = static_cast<int64_t>(bytes);
   std::array<char, 256> text{};
-  api().check(api().name(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetName");
+  device_api().check(device_api().name(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetName");
   info->name = text.data();
-  api().check(api().pci_bus_id(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetPCIBusId");
+  device_api().check(device_api().pci_bus_id(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetPCIBusId");
   info->pci_bus_id = text.data();
   return info;
 }
