@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCES = [
     path for path in (*sorted(ROOT.glob("ffi/*.cc")), *sorted(ROOT.glob("ffi/steps/*.cc")))
-    if not path.name.startswith(("module", "xla_handlers", "cudnn_"))
+    if not path.name.startswith(("module", "xla_handlers", "cudnn_", "eager_"))
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCES = [
-    *(ROOT / "ffi" / f"cudnn_{part}.cc" for part in ("graph_text", "handles", "library", "plan", "plan_text", "step")),
+    *(ROOT / "ffi" / f"cudnn_{part}.cc" for part in ("graph_text", "handles", "library", "plan", "plan_text", "step", "user_handle")),
     *(ROOT / "ffi" / f"{name}.cc" for name in ("driver", "json", "library", "spec", "step")),
 ]
 HEADERS = [
