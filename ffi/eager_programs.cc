@@ -219,7 +219,9 @@ class Executable {
       }
     }
     if (wanted == 0) return nullptr;
-    const uintptr_t alignment = place.platform == Platform::kCuda ? 256 : 16;
+    const bool on_cuda = place.platform == Platform::kCuda;
+    // As for the workspace of a custom call: what the steps of the platform ask for.
+    const uintptr_t alignment = on_cuda ? kWorkspaceAlignment : kOperandAlignment;
     if (view.data == nullptr || number(view.data) % alignment != 0) {
       throw Error(ErrorKind::kInvalidArgument,
                   "workspace: its address is " + std::to_string(number(view.data)) +
