@@ -38,6 +38,8 @@ class Execution:
 
 def target_of(handle: _ffi.Handle | None) -> Target:
     """What a graph is planned for that runs with `handle`: the handle's device, or the CPU where there is no GPU."""
+    if handle is not None:
+        _ffi.get_stream(handle)  # refuses what is no handle, or a destroyed one
     libraries.locate()
     if _ffi.device_count() == 0:
         return CPU
@@ -108,7 +110,7 @@ class _InlineRun:
             np.copyto(views[uid], np.asarray(array), casting="no")
 
 
-def _view(operand: _ffi.VariantPack.Operand) -> np.ndarray[Any, Any]:
+def _view(operand: _ffi.PackOperand) -> np.ndarray[Any, Any]:
     """numpy's view of a buffer, for as long as the pack lives."""
     import jax.numpy as jnp
     import numpy as np

@@ -10,8 +10,6 @@ namespace nb = nanobind;
 namespace cudnn_jax {
 namespace {
 
-constexpr uintptr_t kAlignment = 16;
-
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorKind::kInvalidArgument, what); }
 
 bool same_dims(const std::vector<int64_t>& wanted, const BufferView& view) {
@@ -86,10 +84,10 @@ void GraphOperand::check(const BufferView& view, const Place& place) const {
   }
   if (extent == 0) return;
   if (view.data == nullptr) refuse(label + ": the buffer's address is 0");
-  const uintptr_t past = reinterpret_cast<uintptr_t>(view.data) % kAlignment;
+  const uintptr_t past = reinterpret_cast<uintptr_t>(view.data) % kOperandAlignment;
   if (past != 0) {
     refuse(label + ": the buffer's address is " + std::to_string(past) + " bytes past a multiple of " +
-           std::to_string(kAlignment) + ", the rule is a multiple of " + std::to_string(kAlignment));
+           std::to_string(kOperandAlignment) + ", the rule is a multiple of " + std::to_string(kOperandAlignment));
   }
 }
 

@@ -21,9 +21,10 @@ std::string type_name(PyObject* object) {
   return nb::cast<std::string>(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__qualname__"));
 }
 
-// "BufferError: the text", on one line, and the exception is no longer set.
+// "BufferError: the text", on one line, and the exception is no longer set. An interrupt goes on.
 std::string take_python_error() {
-  const nb::python_error error;
+  nb::python_error error;
+  if (!error.matches(PyExc_Exception)) throw error;
   std::string text = nb::cast<std::string>(error.type().attr("__name__")) + ": " +
                      nb::cast<std::string>(nb::str(error.value()));
   for (char& c : text) c = c == '\n' ? ' ' : c;
@@ -107,12 +108,11 @@ struct BufferReader::TypeEntry {
   bool takes_version = true;  // __dlpack__(max_version=), until it refuses
 };
 
-// A few types are met again and again; a program that makes types without end must not fill memory.
-BufferReader::TypeEntry& BufferReader::entry_of(PyObject* object) {
-  static std::array<TypeEntry, 16> entries;  // under the GIL
-  static size_t next = 0;
+// A few types are met again and again; a program that makes types without end must not fill memory. Read and
+// written with the GIL held, and by value: other threads may fill a slot anew whenever Python runs.
+BufferReader::TypeEntry BufferReader::entry_of(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
-  for (TypeEntry& entry : entries) {
+  for (const TypeEntry& entry : cached()) {
     if (entry.type == type) return entry;
   }
   TypeEntry made;
@@ -127,18 +127,34 @@ BufferReader::TypeEntry& BufferReader::entry_of(PyObject* object) {
     made.protocol = TypeEntry::Protocol::kCapsule;
     made.immutable = is_jax_array(type);
   }
-  TypeEntry& slot = entries[next];
-  next = (next + 1) % entries.size();
-  Py_INCREF(reinterpret_cast<PyObject*>(type));
+  remember(made);
+  return made;
+}
+
+std::array<BufferReader::TypeEntry, 16>& BufferReader::cached() {
+  static std::array<TypeEntry, 16> entries;
+  return entries;
+}
+
+void BufferReader::remember(const TypeEntry& entry) {
+  static size_t next = 0;
+  for (TypeEntry& known : cached()) {
+    if (known.type == entry.type) {
+      known = entry;
+      return;
+    }
+  }
+  TypeEntry& slot = cached()[next];
+  next = (next + 1) % cached().size();
   PyTypeObject* old = slot.type;
-  slot = made;
+  Py_INCREF(reinterpret_cast<PyObject*>(entry.type));
+  slot = entry;
   Py_XDECREF(reinterpret_cast<PyObject*>(old));
-  return slot;
 }
 
 void BufferReader::read(PyObject* object, const std::string& label, BufferView& view) {
   held_.object(object);
-  TypeEntry& entry = entry_of(object);
+  const TypeEntry entry = entry_of(object);
   view.immutable = entry.immutable;
   view.address = false;
   view.read_only = false;
@@ -183,7 +199,7 @@ void BufferReader::by_exchange(PyObject* object, const dlpack::Exchange& exchang
   }
 }
 
-PyObject* BufferReader::call_dlpack(PyObject* object, TypeEntry& entry) {
+PyObject* BufferReader::call_dlpack(PyObject* object, const TypeEntry& entry) {
   PyObject* arguments[3] = {object};
   size_t count = 1;
   PyObject* keywords = nullptr;
@@ -203,15 +219,14 @@ PyObject* BufferReader::call_dlpack(PyObject* object, TypeEntry& entry) {
   return PyObject_VectorcallMethod(names().dlpack, arguments, 1, keywords);
 }
 
-void BufferReader::by_capsule(PyObject* object, TypeEntry& entry, const std::string& label,
-                              BufferView& view) {
+void BufferReader::by_capsule(PyObject* object, TypeEntry entry, const std::string& label, BufferView& view) {
   PyObject* capsule = call_dlpack(object, entry);
   if (capsule == nullptr && entry.takes_version && PyErr_ExceptionMatches(PyExc_TypeError)) {
     // A producer from before DLPack 1 knows no max_version.
     PyErr_Clear();
     entry.takes_version = false;
     capsule = call_dlpack(object, entry);
-    if (capsule == nullptr) entry.takes_version = true;
+    if (capsule != nullptr) remember(entry);
   }
   if (capsule != nullptr) {
     const nb::object owner = nb::steal(capsule);

@@ -59,13 +59,15 @@ class BufferReader {
 
  private:
   struct TypeEntry;
-  static TypeEntry& entry_of(PyObject* object);
+  static TypeEntry entry_of(PyObject* object);
+  static std::array<TypeEntry, 16>& cached();
+  static void remember(const TypeEntry& entry);
 
   void by_exchange(PyObject* object, const dlpack::Exchange& exchange, const std::string& label,
                    BufferView& view);
-  void by_capsule(PyObject* object, TypeEntry& entry, const std::string& label, BufferView& view);
+  void by_capsule(PyObject* object, TypeEntry entry, const std::string& label, BufferView& view);
   bool by_interface(PyObject* object, const std::string& label, BufferView& view);
-  PyObject* call_dlpack(PyObject* object, TypeEntry& entry);
+  PyObject* call_dlpack(PyObject* object, const TypeEntry& entry);
   void take_capsule(PyObject* capsule, const std::string& label, BufferView& view);
   void wait_for(void* stream);
   bool on_cuda() const { return place_.platform == Platform::kCuda; }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ffi/dtypes.h"
+#include "ffi/eager_arguments.h"
 #include "ffi/error.h"
 
 namespace nb = nanobind;
@@ -15,18 +16,10 @@ using namespace nb::literals;
 namespace cudnn_jax {
 namespace {
 
-using Dims = std::vector<int64_t>;
-
 Dims row_major(const Dims& shape) {
   Dims strides(shape.size(), 1);
   for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
   return strides;
-}
-
-nb::tuple tuple_of(const Dims& dims) {
-  nb::list list;
-  for (int64_t dim : dims) list.append(dim);
-  return nb::tuple(list);
 }
 
 // What a dtype is called: by itself, or by what numpy, jax, torch and data_type keep its name in.
