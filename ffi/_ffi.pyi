@@ -7,8 +7,6 @@ The C++ runtime of cudnn_jax: programs, XLA handlers and the cuDNN backend.
 
 from collections.abc import Mapping, Sequence
 
-import VariantPack
-
 
 class LibraryNotFound(ImportError):
     pass
@@ -223,39 +221,41 @@ class DeviceView:
 
     def __repr__(self) -> str: ...
 
+class PackOperand:
+    """One buffer of a VariantPack."""
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """In elements."""
+
+    @property
+    def dtype(self) -> str:
+        """numpy's name of it."""
+
+    @property
+    def output(self) -> bool: ...
+
 class VariantPack:
     """
     The buffers of one call, read and checked, by rising uid. Keeps them alive.
     """
-
-    class Operand:
-        @property
-        def uid(self) -> int: ...
-
-        @property
-        def pointer(self) -> int:
-            """Address of the first element."""
-
-        @property
-        def shape(self) -> tuple[int, ...]: ...
-
-        @property
-        def stride(self) -> tuple[int, ...]:
-            """In elements."""
-
-        @property
-        def dtype(self) -> str:
-            """numpy's name of it."""
-
-        @property
-        def output(self) -> bool: ...
 
     @property
     def uids(self) -> tuple[int, ...]:
         """Rising."""
 
     @property
-    def operands(self) -> list[VariantPack.Operand]:
+    def operands(self) -> list[PackOperand]:
         """By rising uid."""
 
     def index_of(self, uid: int) -> int:

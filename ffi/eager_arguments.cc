@@ -1,5 +1,7 @@
 #include "ffi/eager_arguments.h"
 
+#include <nanobind/stl/string.h>
+
 #include <string>
 
 #include "ffi/error.h"

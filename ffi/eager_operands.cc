@@ -1,5 +1,7 @@
 #include "ffi/eager_operands.h"
 
+#include <nanobind/stl/string.h>
+
 #include <utility>
 
 #include "ffi/dtypes.h"

@@ -1,5 +1,7 @@
 #include "ffi/eager_readers.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstring>
 #include <string>
 
