@@ -94,9 +94,7 @@ Parameter = Array | bool | int | float
 """An array, or a constant that the image is compiled for and no launch passes."""
 
 
-def compile_kernel(
-    function: FunctionType, parameters: Sequence[Parameter], target: Target, **hints: int
-) -> CubinImage:
+def compile_kernel(function: FunctionType, parameters: Sequence[Parameter], target: Target, **hints: int) -> CubinImage:
     """Compiles an undecorated kernel for the target's architecture, once for each different image in this process.
 
     Args:
@@ -179,5 +177,3 @@ def _at_least(name: str, minimum: tuple[int, ...]) -> tuple[int, ...]:
 
 def _text(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
-
-

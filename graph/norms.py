@@ -1,4 +1,4 @@
-"""The norms of the structured table. The axes that a norm runs over are those where scale is not 1 long."""
+"""The norms of the structured table. A norm runs over the axes where its scale is not 1 long."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ if TYPE_CHECKING:
 
 
 def normalised_axes(node: Node) -> tuple[int, ...]:
-    """The axes that a norm's node runs over: where scale is not 1, and without scale where the statistics are 1.
+    """The axes that a norm's node runs over: where scale is not 1, or bias where there is no scale.
 
-    A forward norm without scale runs over every axis but the first.
+    Without either, those where the statistics are 1, and for want of these every axis but the first.
     """
-    if "scale" in node.inputs:
-        return tuple(axis for axis, size in enumerate(node.inputs["scale"].dim) if size != 1)
+    weight = _weight(node)
+    if weight:
+        return tuple(axis for axis, size in enumerate(node.inputs[weight].dim) if size != 1)
     if "inv_variance" in node.inputs:
         dim, kept = node.inputs["input"].dim, node.inputs["inv_variance"].dim
         return tuple(axis for axis, size in enumerate(dim) if size != 1 and kept[axis] == 1)
     return tuple(range(1, len(node.inputs["input"].dim)))
+
+
+def _weight(node: Node) -> str | None:
+    return next((port for port in ("scale", "bias") if port in node.inputs), None)
 
 
 def _weight_dim(node: Node) -> Dims:
@@ -53,13 +58,13 @@ def _weight_gradient(node: Node, symbols: Symbols) -> Layout:
     return dim, row_major(dim)
 
 
-def _scale_spans_axes(node: Node, symbols: Symbols) -> None:
-    dim = node.inputs["input"].dim
-    if "scale" in node.inputs:
-        scale = node.inputs["scale"].dim
-        if len(scale) != len(dim) or any(size not in (1, full) for size, full in zip(scale, dim, strict=True)):
+def _weight_spans_axes(node: Node, symbols: Symbols) -> None:
+    dim, port = node.inputs["input"].dim, _weight(node)
+    if port:
+        weight = node.inputs[port].dim
+        if len(weight) != len(dim) or any(size not in (1, full) for size, full in zip(weight, dim, strict=True)):
             rule = f"the input's dims {dim} on the normalised axes, 1 elsewhere"
-            refuse(node, "scale", f"has dim {scale}", rule)
+            refuse(node, port, f"has dim {weight}", rule)
 
 
 def _normalised_axes_are_not_empty(node: Node, symbols: Symbols) -> None:
@@ -110,7 +115,7 @@ RMSNORM = Operation(
     summary="Y = input * rsqrt(mean(input^2) + epsilon) * scale + bias, the mean over the normalised axes.",
     inputs=(
         Input("input", "(N, C, ...)."),
-        Input("scale", f"{_WEIGHT}; without it every axis but the first is normalised.", optional=True),
+        Input("scale", f"{_WEIGHT}. Without weights every axis but the first is normalised.", optional=True),
         Input("bias", f"{_WEIGHT}.", optional=True),
         Input("epsilon", "Added to the mean: a number, or a tensor passed by value.", number=True),
     ),
@@ -127,7 +132,7 @@ RMSNORM = Operation(
         ),
     ),
     rules=(
-        _scale_spans_axes,
+        _weight_spans_axes,
         _normalised_axes_are_not_empty,
         _has_dim("bias", _weight_dim, "the normalised axes"),
         _epsilon_is_a_number,
@@ -152,7 +157,7 @@ RMSNORM_BACKWARD = Operation(
     attributes=(Attribute("has_dbias", kinds.flag, "Whether DBias is an output.", default=True),),
     rules=(
         _has_dim("grad", lambda node: node.inputs["input"].dim, _AS_INPUT),
-        _scale_spans_axes,
+        _weight_spans_axes,
         _statistics_span_axes,
         _normalised_axes_are_not_empty,
     ),

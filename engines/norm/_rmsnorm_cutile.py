@@ -76,9 +76,13 @@ def rms_norm_forward(
         biases = _load_weights(bias, CHUNK, CHUNKS)
     if PERSISTENT:
         for tile in range(ct.bid(0), ct.cdiv(x.shape[0], ROWS), ct.num_blocks(0)):
-            _forward_rows(x, scales, biases, y, inv_var, tile, ROWS, CHUNK, CHUNKS, COLS, EPSILON, SCALE, BIAS, STATISTICS)
+            _forward_rows(
+                x, scales, biases, y, inv_var, tile, ROWS, CHUNK, CHUNKS, COLS, EPSILON, SCALE, BIAS, STATISTICS
+            )
     else:
-        _forward_rows(x, scales, biases, y, inv_var, ct.bid(0), ROWS, CHUNK, CHUNKS, COLS, EPSILON, SCALE, BIAS, STATISTICS)
+        _forward_rows(
+            x, scales, biases, y, inv_var, ct.bid(0), ROWS, CHUNK, CHUNKS, COLS, EPSILON, SCALE, BIAS, STATISTICS
+        )
 
 
 def rms_norm_backward(

@@ -60,11 +60,11 @@ def test_outputs_follow_the_layout_of_their_inputs(graph) -> None:
     assert d_scale.stride == d_bias.stride == scale.stride
 
 
-def test_without_scale_every_axis_but_the_first_is_normalised(graph) -> None:
+def test_without_scale_the_bias_says_which_axes_and_without_weights_it_is_all_but_the_first(graph) -> None:
+    y, inv_var = graph.rmsnorm(graph.tensor((N, C, H)), bias=graph.tensor((1, C, 1)), **TRAINING)
+    assert (y.dim, inv_var.dim) == ((N, C, H), (N, 1, H))
     y, inv_var = graph.rmsnorm(graph.tensor((N, C, H)), **TRAINING)
     assert (y.dim, inv_var.dim) == ((N, C, H), (N, 1, 1))
-    with pytest.raises(GraphValidationError, match=r"bias has dim \(1, 3, 1\); the rule: \(1, 3, 4\)"):
-        graph.rmsnorm(graph.tensor((N, C, H)), bias=graph.tensor((1, C, 1)), **TRAINING)
 
 
 def test_without_scale_the_statistics_say_which_axes_the_gradients_run_over(graph) -> None:
@@ -120,7 +120,7 @@ def test_the_canonical_form_holds_what_the_graph_computes() -> None:
 def forward(dim=(N, C, H, W), weight=(1, C, H, W), **changes):
     def build(graph):
         made = {name: graph.tensor(port) if isinstance(port, tuple) else port for name, port in changes.items()}
-        return graph.rmsnorm(graph.tensor(dim), graph.tensor(weight), **TRAINING | made)
+        return graph.rmsnorm(**{"input": graph.tensor(dim), "scale": graph.tensor(weight)} | TRAINING | made)
 
     return build
 
@@ -142,6 +142,7 @@ def gradients(**changes):
         ),
         (forward(weight=(1, C + 1, 1, 1)), r"scale has dim \(1, 4, 1, 1\); the rule: the input's dims"),
         (forward((N, 0), (1, 0)), r"input has dim \(2, 0\); the rule: normalised axes are at least 1 long"),
+        (forward(scale=None, bias=(1, C, 2, 1)), r"bias has dim \(1, 3, 2, 1\); the rule: the input's dims"),
         (forward(bias=(1, C, 1, 1)), r"bias has dim \(1, 3, 1, 1\); the rule: \(1, 3, 4, 5\), the normalised axes"),
         (forward(epsilon=(1, 1, 1, 1)), r"epsilon is .*; the rule: a number, or a tensor passed by value"),
         (forward(epsilon="small"), r"epsilon is 'small'; the rule: a number"),
