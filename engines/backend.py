@@ -27,7 +27,7 @@ class BackendSession:
     index: dict[PlanConfig, int]
     prefill: Mapping[int, int] = field(default_factory=dict)
 
-    def build(self, config: PlanConfig) -> Program:
+    def build(self, config: PlanConfig, pinned: bool = False) -> Program:
         """Builds one of the session's plans and serialises it into a program."""
         at = self.index.get(config)
         try:

@@ -22,9 +22,6 @@ import msgpack
 
 from cudnn_jax.engines.base import Decline, PlanConfig
 
-FOLDER_VARIABLE = "CUDNN_JAX_CACHE_DIR"
-SIZE_VARIABLE = "CUDNN_JAX_CACHE_BYTES"
-DEFAULT_BYTES = 4 << 30
 FORMAT = 1
 
 _ABANDONED_S = 3600.0
@@ -50,9 +47,13 @@ class Stored:
 
 
 class Store:
-    """A folder of plans and programs, of at most `limit` bytes of programs; the longest unused go first."""
+    """A folder of plans and programs.
 
-    def __init__(self, folder: Path, limit: int = DEFAULT_BYTES) -> None:
+    Args:
+      limit: the most bytes of programs, None for any number; the longest unused go first.
+    """
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
         self._folder = folder / f"v{FORMAT}"
         self._limit = limit
 
@@ -89,7 +90,8 @@ class Store:
                 "derived": stored.derived,
             }
             self._write(self._folder / "plans" / key, _sealed(record))
-            self._shrink()
+            if self._limit is not None:
+                self._shrink(self._limit)
 
     def _read_plan(self, key: str) -> dict[str, Any] | None:
         path = self._folder / "plans" / key
@@ -125,7 +127,7 @@ class Store:
             _drop(Path(aside))
             raise
 
-    def _shrink(self) -> None:
+    def _shrink(self, limit: int) -> None:
         programs = []
         for path, status in _files(self._folder / "programs"):
             if path.name.startswith("."):
@@ -135,7 +137,7 @@ class Store:
             programs.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in programs)
         for _, size, path in sorted(programs):
-            if total <= self._limit:
+            if total <= limit:
                 break
             _drop(path)
             total -= size

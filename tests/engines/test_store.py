@@ -87,7 +87,7 @@ def test_the_longest_unused_programs_go_first(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_writer_left_is_cleared(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = Store(tmp_path, limit=1 << 20)
     store.store("key", stored())
     folder = next(path for path in files(tmp_path) if path.parent.name == "programs").parent
     fresh, old = folder / ".new-fresh", folder / ".new-old"
