@@ -7,23 +7,44 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import index
 from typing import Any
 
 import msgpack
 
 from cudnn_jax import _ffi
 from cudnn_jax.engines.base import Program
+from cudnn_jax.engines.kernels import CubinImage, CuteObject
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import Tensor, pygraph
 
-Argument = tuple[str, int | float]
-"""("operand", index), ("workspace", offset) or ("immediate", number)."""
+Argument = tuple[str, int] | tuple[str, tuple[str, int | float]]
+"""("operand", index), ("workspace", offset) or ("immediate", (dtype, number))."""
 
 
 @cache
 def spec() -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(_ffi.PROGRAM_SPEC)
     return loaded
+
+
+def immediate(number: int | float, dtype: str) -> Argument:
+    """A number that a kernel takes by value.
+
+    Args:
+      dtype: "int32", "int64", "float32" or "float64". A float32 is passed as the nearest one to `number`.
+
+    Raises:
+      ValueError: no such dtype, or the number is not one of it; the message gives the limits.
+    """
+    limits = spec()["immediates"].get(dtype)
+    if limits is None:
+        raise ValueError(f"immediate: dtype {dtype!r}, the rule is one of {', '.join(spec()['immediates'])}")
+    whole = limits["type"] == "integer"
+    value = index(number) if whole else float(number)
+    if not limits["min"] <= value <= limits["max"]:
+        raise ValueError(f"immediate: {number!r} is no {dtype}, the rule is {limits['min']} to {limits['max']}")
+    return ("immediate", (dtype, value))
 
 
 def storage_shape(tensor: Tensor) -> tuple[int, ...]:
@@ -43,16 +64,29 @@ class ProgramBuilder:
     """Collects the steps of a program for one graph and target.
 
     Operands are numbered as the graph's inputs and then its outputs, in canonical order.
+
+    Args:
+      cudnn: the version that `cudnn` steps were made with, such as 91900.
+      cutedsl: the version of the DSL that made the objects of `cute` steps. `cute` sets it as well.
     """
 
-    def __init__(self, graph: pygraph, target: Target, *, cudnn: int | None = None) -> None:
+    def __init__(self, graph: pygraph, target: Target, *, cudnn: int | None = None, cutedsl: str | None = None) -> None:
+        self._tensors = [*graph.inputs, *graph.outputs]
+        self._requires = {"platform": target.platform, "arch": target.sm, "cudnn": cudnn, "cutedsl": cutedsl}
         self._payload: dict[str, Any] = {
-            "requires": {"platform": target.platform, "arch": target.sm, "cudnn": cudnn},
+            "requires": self._requires,
             "inputs": [_operand(tensor) for tensor in graph.inputs],
             "outputs": [_operand(tensor) for tensor in graph.outputs],
             "workspace": 0,
             "steps": [],
         }
+
+    def operand(self, tensor: Tensor) -> Argument:
+        """The argument that stands for a tensor that the caller gives or gets; ValueError for any other."""
+        for position, known in enumerate(self._tensors):
+            if known is tensor:
+                return ("operand", position)
+        raise ValueError(f"tensor {tensor.label} is neither an input nor an output of the graph")
 
     def workspace(self, size: int) -> int:
         """Reserves `size` bytes of workspace and returns their offset, aligned as the layout asks."""
@@ -65,7 +99,24 @@ class ProgramBuilder:
         """Appends a step of one of the layout's kinds."""
         self._payload["steps"].append({"kind": kind, **fields})
 
+    def cubin(self, image: CubinImage, grid: Sequence[int], args: Sequence[Argument]) -> None:
+        """Appends the launch of a cuTile kernel on `grid` blocks (x, y, z), with `args` in the kernel's order."""
+        self.step("cubin", kernel=image.kernel, image=image.data, grid=list(grid), args=list(args))
+
+    def cute(self, function: CuteObject, args: Sequence[Argument]) -> None:
+        """Appends the call of a CuTe-DSL function, whose stream comes last and is not among `args`.
+
+        Raises:
+          ValueError: another version of the DSL made an earlier step, and one process runs one runtime.
+        """
+        needed = self._requires["cutedsl"]
+        if needed is not None and needed != function.version:
+            raise ValueError(f"cute: {function.function} is of CuTe-DSL {function.version}, the program of {needed}")
+        self._requires["cutedsl"] = function.version
+        self.step("cute", function=function.function, object=function.data, args=list(args))
+
     def build(self) -> Program:
+        """The finished program; ValueError names the field that breaks the layout."""
         payload = _pack(self._payload)
         digest = hashlib.sha256(payload)
         outer = {
@@ -74,7 +125,9 @@ class ProgramBuilder:
             "sha256": digest.digest(),
             "payload": payload,
         }
-        return Program(_pack(outer), self._payload["workspace"], digest.hexdigest())
+        data = _pack(outer)
+        _ffi.program_check(data)
+        return Program(data, self._payload["workspace"], digest.hexdigest())
 
 
 def arguments(graph: pygraph, canonical_indices: Sequence[int]) -> list[Argument]:

@@ -50,7 +50,7 @@ void CudnnApi::check(cudnnStatus_t status, const char* call) const {
   while (!detail.empty() && detail.back() == '\n') detail.pop_back();
   for (char& c : detail) c = c == '\n' ? ' ' : c;
   if (!detail.empty()) message += ", " + detail;
-  throw Error(ErrorKind::kInternal, message);
+  throw CallError(message);
 }
 
 void open_planning_libraries() {

@@ -22,7 +22,7 @@ struct CudnnApi {
   decltype(&cudnnBackendFinalize) finalize;
   decltype(&cudnnBackendExecute) execute;
 
-  // Throws Error (kInternal): the call, cuDNN's status and the last of its reasons, on one line.
+  // Throws CallError: the call, cuDNN's status and the last of its reasons, on one line.
   void check(cudnnStatus_t status, const char* call) const;
 };
 

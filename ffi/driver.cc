@@ -4,15 +4,17 @@
 #include <string>
 #include <type_traits>
 
+#include "ffi/counters.h"
+#include "ffi/cuda_abi.h"
 #include "ffi/error.h"
 #include "ffi/library.h"
 
 namespace cudnn_jax {
 
-// Declared here, not taken from cuda.h: a handful of calls, whose ABI the driver keeps.
 struct Driver::Api {
   int (*init)(unsigned flags);
   int (*driver_version)(int* version);
+  int (*error_name)(int status, const char** text);
   int (*error_string)(int status, const char** text);
   int (*device_get)(int* device, int ordinal);
   int (*device_attribute)(int* value, int attribute, int device);
@@ -22,16 +24,20 @@ struct Driver::Api {
   int (*stream_get_context)(void* stream, void** context);
   int (*memset_d8_async)(uint64_t dest, unsigned char byte, size_t count, void* stream);
   int (*memset_d32_async)(uint64_t dest, unsigned int word, size_t count, void* stream);
+  int (*library_load_data)(void** library, const void* code, void* jit_options, void** jit_values,
+                           unsigned jit_count, void* library_options, void** library_values,
+                           unsigned library_count);
+  int (*library_unload)(void* library);
+  int (*library_get_kernel)(void** kernel, void* library, const char* name);
+  int (*kernel_get_function)(void** function, void* kernel);
+  int (*kernel_get_param_info)(void* kernel, size_t index, size_t* offset, size_t* size);  // null before 12.4
+  int (*launch_kernel_ex)(const CudaLaunchConfig* config, void* function, void** params, void** extra);
 };
 
 namespace {
 
-constexpr int kSuccess = 0;
-constexpr int kCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-constexpr int kCapabilityMinor = 76;
-
 // The default stream, and its legacy and per-thread names, belong to whatever context is current.
-bool names_no_context(void* stream) { return reinterpret_cast<uintptr_t>(stream) <= 2; }
+bool names_no_context(void* stream) { return reinterpret_cast<uintptr_t>(stream) <= kCudaStreamPerThread; }
 
 const DynamicLibrary& cuda_library() {
   static const DynamicLibrary library = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"});
@@ -46,6 +52,7 @@ Api load_api(const DynamicLibrary& cuda) {
   };
   bind(api.init, "cuInit");
   bind(api.driver_version, "cuDriverGetVersion");
+  bind(api.error_name, "cuGetErrorName");
   bind(api.error_string, "cuGetErrorString");
   bind(api.device_get, "cuDeviceGet");
   bind(api.device_attribute, "cuDeviceGetAttribute");
@@ -55,6 +62,13 @@ Api load_api(const DynamicLibrary& cuda) {
   bind(api.stream_get_context, "cuStreamGetCtx");
   bind(api.memset_d8_async, "cuMemsetD8Async");
   bind(api.memset_d32_async, "cuMemsetD32Async");
+  bind(api.library_load_data, "cuLibraryLoadData");
+  bind(api.library_unload, "cuLibraryUnload");
+  bind(api.library_get_kernel, "cuLibraryGetKernel");
+  bind(api.kernel_get_function, "cuKernelGetFunction");
+  bind(api.launch_kernel_ex, "cuLaunchKernelEx");
+  api.kernel_get_param_info =
+      reinterpret_cast<decltype(api.kernel_get_param_info)>(cuda.find("cuKernelGetParamInfo"));
   return api;
 }
 
@@ -75,18 +89,22 @@ int cuda_driver_version() {
   int version = 0;
   const auto call = cuda_library().require_as<int (*)(int*)>("cuDriverGetVersion");
   const int status = call(&version);
-  if (status != kSuccess) {
+  if (status != kCudaSuccess) {
     throw Error(ErrorKind::kInternal, "cuDriverGetVersion failed: error " + std::to_string(status));
   }
   return version;
 }
 
 void Driver::check(int status, const char* call) const {
-  if (status == kSuccess) return;
+  if (status == kCudaSuccess) return;
+  const char* name = nullptr;
   const char* text = nullptr;
-  std::string message = std::string(call) + " failed: error " + std::to_string(status);
-  if (api_.error_string(status, &text) == kSuccess && text != nullptr) message += std::string(", ") + text;
-  throw Error(ErrorKind::kInternal, message);
+  std::string message = std::string(call) + " failed: ";
+  const bool named = api_.error_name(status, &name) == kCudaSuccess && name != nullptr;
+  message += named ? name : "error " + std::to_string(status);
+  if (api_.error_string(status, &text) == kCudaSuccess && text != nullptr)
+    message += std::string(", ") + text;
+  throw CallError(message);
 }
 
 void Driver::fill(void* dest, uint8_t byte, size_t bytes, void* stream) const {
@@ -96,6 +114,48 @@ void Driver::fill(void* dest, uint8_t byte, size_t bytes, void* stream) const {
 void Driver::fill_words(void* dest, uint32_t word, size_t bytes, void* stream) const {
   check(api_.memset_d32_async(reinterpret_cast<uint64_t>(dest), word, bytes / sizeof word, stream),
         "cuMemsetD32Async");
+}
+
+void* Driver::load_library(const void* data) const {
+  void* library = nullptr;
+  check(api_.library_load_data(&library, data, nullptr, nullptr, 0, nullptr, nullptr, 0),
+        "cuLibraryLoadData");
+  return library;
+}
+
+void Driver::unload_library(void* library) const { check(api_.library_unload(library), "cuLibraryUnload"); }
+
+void* Driver::kernel_of(void* library, const char* symbol) const {
+  void* kernel = nullptr;
+  check(api_.library_get_kernel(&kernel, library, symbol), "cuLibraryGetKernel");
+  return kernel;
+}
+
+void Driver::load_kernel(void* kernel) const {
+  void* function = nullptr;
+  check(api_.kernel_get_function(&function, kernel), "cuKernelGetFunction");
+}
+
+std::optional<std::vector<size_t>> Driver::parameters_of(void* kernel) const {
+  if (api_.kernel_get_param_info == nullptr) return std::nullopt;
+  std::vector<size_t> sizes;
+  size_t offset = 0;
+  size_t size = 0;
+  // The driver tells the number by refusing the next index.
+  while (api_.kernel_get_param_info(kernel, sizes.size(), &offset, &size) == kCudaSuccess)
+    sizes.push_back(size);
+  return sizes;
+}
+
+void Driver::launch(void* kernel, const std::array<unsigned, 3>& grid, void** params, void* stream) const {
+  const CudaLaunchConfig config{{grid[0], grid[1], grid[2]}, {1, 1, 1}, 0, stream, nullptr, 0};
+  // A CUkernel stands for its function in whatever context the stream names; a CUfunction is of one context.
+  int status = kCudaSuccess;
+  {
+    const LibraryCall measured;
+    status = api_.launch_kernel_ex(&config, kernel, params, nullptr);
+  }
+  check(status, "cuLaunchKernelEx");
 }
 
 int Driver::device_handle(int device) const {
@@ -109,8 +169,8 @@ int64_t Driver::arch(int device) {
     const int handle = device_handle(device);
     int major = 0;
     int minor = 0;
-    check(api_.device_attribute(&major, kCapabilityMajor, handle), "cuDeviceGetAttribute");
-    check(api_.device_attribute(&minor, kCapabilityMinor, handle), "cuDeviceGetAttribute");
+    check(api_.device_attribute(&major, kCudaCapabilityMajor, handle), "cuDeviceGetAttribute");
+    check(api_.device_attribute(&minor, kCudaCapabilityMinor, handle), "cuDeviceGetAttribute");
     return std::make_unique<int64_t>(major * 10 + minor);
   });
 }

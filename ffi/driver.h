@@ -1,8 +1,11 @@
 // The CUDA driver, opened when first needed, and the few calls that programs make.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "ffi/per_device.h"
 
@@ -13,6 +16,18 @@ class Driver {
   // Repeats a byte, or a 4-byte word, over `bytes` bytes at `dest`, on `stream`.
   void fill(void* dest, uint8_t byte, size_t bytes, void* stream) const;
   void fill_words(void* dest, uint32_t word, size_t bytes, void* stream) const;
+
+  // An image with its kernels, for every context of the process. `data` may go when the call returns.
+  void* load_library(const void* data) const;
+  void unload_library(void* library) const;
+  void* kernel_of(void* library, const char* symbol) const;
+  // Loads the kernel's code into the current context, which a first launch would do, and a capture forbids.
+  void load_kernel(void* kernel) const;
+  // The size in bytes of each of the kernel's parameters, nothing where the driver is too old to tell.
+  std::optional<std::vector<size_t>> parameters_of(void* kernel) const;
+  // Blocks of one thread, as cuTile kernels are launched, in the context of the stream.
+  void launch(void* kernel, const std::array<unsigned, 3>& grid, void** params, void* stream) const;
+
   // 90 for compute capability 9.0. Asked once per device.
   int64_t arch(int device);
   // The context that work on `stream` of `device` belongs to.

@@ -25,6 +25,12 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
+// A call into the driver or a library failed. Names the call and the failure; the program adds the step.
+class CallError : public Error {
+ public:
+  explicit CallError(const std::string& message) : Error(ErrorKind::kInternal, message) {}
+};
+
 // Names the library and every place that was tried.
 class LibraryNotFound : public Error {
  public:

@@ -103,6 +103,8 @@ nb::dict program_check(const nb::bytes& artifact) {
   summary["platform"] = program->platform() == Platform::kCuda ? "cuda" : "cpu";
   summary["arch"] = or_none(program->arch());
   summary["cudnn"] = or_none(program->cudnn());
+  summary["cutedsl"] = program->cutedsl().has_value() ? nb::object(nb::str(program->cutedsl()->c_str()))
+                                                      : nb::object(nb::none());
   summary["sha256"] = to_hex(program->digest());
   const auto inputs = static_cast<size_t>(program->inputs());
   summary["inputs"] = describe(*program, 0, inputs);

@@ -1,40 +1,18 @@
 #include "ffi/program.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "ffi/counters.h"
 #include "ffi/driver.h"
 #include "ffi/dtypes.h"
 #include "ffi/error.h"
+#include "ffi/shared.h"
 #include "ffi/spec.h"
 #include "ffi/steps/table.h"
 
 namespace cudnn_jax {
 namespace {
-
-// The live programs by content. Never destroyed: XLA may still hold programs while the process ends.
-struct Table {
-  std::mutex mutex;
-  std::map<Digest, std::weak_ptr<Program>> programs;
-};
-
-Table& table() {
-  static Table& instance = *new Table;
-  return instance;
-}
-
-void forget_and_delete(Program* program) {
-  {
-    Table& live = table();
-    std::lock_guard<std::mutex> lock(live.mutex);
-    // Another thread may have put a new program of the same content there already.
-    const auto found = live.programs.find(program->digest());
-    if (found != live.programs.end() && found->second.expired()) live.programs.erase(found);
-  }
-  delete program;
-}
 
 const char* platform_name(Platform platform) { return platform == Platform::kCuda ? "cuda" : "cpu"; }
 
@@ -113,6 +91,8 @@ std::optional<int64_t> optional_integer(const Json& value) {
   return value.is_null() ? std::nullopt : std::optional<int64_t>(value.get<int64_t>());
 }
 
+std::string step_field(size_t index) { return "payload.steps[" + std::to_string(index) + "]"; }
+
 uint64_t device_bit(int device) { return uint64_t{1} << (device == kNoDevice ? 0 : device); }
 
 }  // namespace
@@ -122,6 +102,7 @@ Program::Program(const Digest& digest, const Json& payload) : digest_(digest) {
   platform_ = needs.at("platform") == "cuda" ? Platform::kCuda : Platform::kCpu;
   arch_ = optional_integer(needs.at("arch"));
   cudnn_ = optional_integer(needs.at("cudnn"));
+  if (!needs.at("cutedsl").is_null()) cutedsl_ = needs.at("cutedsl").get<std::string>();
   workspace_ = payload.at("workspace").get<int64_t>();
 
   inputs_ = static_cast<int64_t>(payload.at("inputs").size());
@@ -141,14 +122,13 @@ Program::Program(const Digest& digest, const Json& payload) : digest_(digest) {
 
   ProgramContext context;
   context.platform = platform_;
-  context.arch = arch_;
-  context.cudnn = cudnn_;
+  context.requirements = &needs;
   context.operands = &operands_;
   context.inputs = inputs_;
   context.workspace = workspace_;
   const Json& steps = payload.at("steps");
   for (size_t i = 0; i < steps.size(); ++i) {
-    context.field = "payload.steps[" + std::to_string(i) + "]";
+    context.field = step_field(i);
     spec().check_step(steps[i], context);
     kinds_.push_back(steps[i].at("kind").get<std::string>());
     steps_.push_back(step_factory(kinds_.back(), context.field)(steps[i], context));
@@ -165,28 +145,27 @@ std::shared_ptr<const Program> Program::parse(const uint8_t* data, size_t size) 
 
 std::shared_ptr<Program> Program::share(const uint8_t* data, size_t size, Platform platform) {
   const Envelope envelope = open_envelope(data, size);
-  Table& live = table();
-  const auto find = [&]() -> std::shared_ptr<Program> {
-    std::lock_guard<std::mutex> lock(live.mutex);
-    const auto found = live.programs.find(envelope.digest);
-    return found == live.programs.end() ? nullptr : found->second.lock();
-  };
-
-  std::shared_ptr<Program> program = find();
-  if (program == nullptr) {
-    // Parsed outside the lock; of two threads at it, the first to store wins.
-    std::shared_ptr<Program> made(new Program(envelope.digest, open_payload(envelope)), forget_and_delete);
-    std::lock_guard<std::mutex> lock(live.mutex);
-    std::weak_ptr<Program>& slot = live.programs[envelope.digest];
-    program = slot.lock();
-    if (program == nullptr) slot = program = std::move(made);
-  }
+  static auto& programs = *new SharedByContent<Program>;
+  std::shared_ptr<Program> program = programs.find_or_make(
+      envelope.digest, [&] { return new Program(envelope.digest, open_payload(envelope)); });
   if (program->platform() != platform) {
     throw Error(ErrorKind::kFailedPrecondition,
                 std::string("payload.requires.platform: the program is for ") +
                     platform_name(program->platform()) + ", this call runs on " + platform_name(platform));
   }
   return program;
+}
+
+template <typename Body>
+void Program::each_step(Body&& body) const {
+  size_t at = 0;
+  try {
+    for (; at < steps_.size(); ++at) body(*steps_[at]);
+  } catch (const CallError& error) {
+    const std::string name = steps_[at]->name();
+    throw CallError(step_field(at) + ": " + kinds_[at] + (name.empty() ? "" : " " + name) + ": " +
+                    error.what());
+  }
 }
 
 bool Program::loaded(int device) const {
@@ -210,13 +189,13 @@ void Program::load(int device) {
                       std::to_string(device) + " is sm_" + std::to_string(present));
     }
   }
-  for (const auto& step : steps_) step->load(device);
+  each_step([device](Step& step) { step.load(device); });
   loaded_.fetch_or(device_bit(device), std::memory_order_release);
   add(counters().loads);
 }
 
 void Program::run(const Call& call) const {
-  for (const auto& step : steps_) step->run(call);
+  each_step([&call](const Step& step) { step.run(call); });
 }
 
 }  // namespace cudnn_jax

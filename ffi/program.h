@@ -32,6 +32,7 @@ class Program {
   Platform platform() const { return platform_; }
   const std::optional<int64_t>& arch() const { return arch_; }
   const std::optional<int64_t>& cudnn() const { return cudnn_; }
+  const std::optional<std::string>& cutedsl() const { return cutedsl_; }
   const std::vector<OperandSpec>& operands() const { return operands_; }
   const int64_t* nbytes() const { return nbytes_.data(); }
   int64_t inputs() const { return inputs_; }
@@ -47,10 +48,15 @@ class Program {
   void run(const Call& call) const;
 
  private:
+  // Adds the step to what a CallError says.
+  template <typename Body>
+  void each_step(Body&& body) const;
+
   const Digest digest_;
   Platform platform_ = Platform::kCpu;
   std::optional<int64_t> arch_;
   std::optional<int64_t> cudnn_;
+  std::optional<std::string> cutedsl_;
   std::vector<OperandSpec> operands_;
   std::vector<int64_t> nbytes_;
   int64_t inputs_ = 0;

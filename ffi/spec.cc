@@ -91,6 +91,13 @@ void Spec::check_step(const Json& step, const ProgramContext& context) const {
     fail(context.field + ".kind", "\"" + kind + "\" steps run on " + join_keys(entry.at("platforms")) +
                                       ", payload.requires.platform is \"" + platform + "\"");
   }
+  for (const auto& name : entry.value("needs", Table::array())) {
+    const std::string need = name.get<std::string>();
+    if (context.requirements->at(need).is_null()) {
+      fail("payload.requires." + need,
+           "got null, the \"" + kind + "\" step at " + context.field + " needs it");
+    }
+  }
   check_fields(step, entry.at("fields"), "kind", Site{context.field, nullptr, &context});
 }
 
@@ -120,6 +127,7 @@ void Spec::check(const Json& value, const Table& type, const Site& site) const {
       {"integer", &Spec::check_integer}, {"text", &Spec::check_text}, {"binary", &Spec::check_binary},
       {"list", &Spec::check_list},       {"map", &Spec::check_map},   {"record", &Spec::check_nested_record},
       {"step", &Spec::check_step_shell}, {"arg", &Spec::check_arg},   {"slice", &Spec::check_slice},
+      {"number", &Spec::check_number},   {"name", &Spec::check_name},
   };
   if (value.is_null() && type.value("nullable", false)) return;
   (this->*kChecks.at(type.at("type").get<std::string>()))(value, type, site);
@@ -132,6 +140,17 @@ void Spec::check_integer(const Json& value, const Table& type, const Site& site)
   if (!fits_int64(value) || value.get<int64_t>() < low || value.get<int64_t>() > high) {
     fail(site.field, "got " + show(value) + ", the rule is " + std::to_string(low) +
                          " <= " + last_name(site.field) + " <= " + std::to_string(high));
+  }
+}
+
+void Spec::check_number(const Json& value, const Table& type, const Site& site) const {
+  if (!value.is_number()) fail(site.field, "expected a number, got " + show(value));
+  const auto number = value.get<double>();
+  const Table& low = type.at("min");
+  const Table& high = type.at("max");
+  if (!(number >= low.get<double>() && number <= high.get<double>())) {
+    fail(site.field, "got " + (value.is_number_float() ? std::to_string(number) : show(value)) +
+                         ", the rule is a finite number from " + low.dump() + " to " + high.dump());
   }
 }
 
@@ -155,6 +174,15 @@ void Spec::check_text(const Json& value, const Table& type, const Site& site) co
   }
 }
 
+// What is handed on as a C string, and put into messages as it is.
+void Spec::check_name(const Json& value, const Table& type, const Site& site) const {
+  check_text(value, type, site);
+  for (const char c : value.get_ref<const std::string&>()) {
+    if (c < '!' || c > '~')
+      fail(site.field, "got " + show(value) + ", the rule is printable ASCII, no spaces");
+  }
+}
+
 void Spec::check_binary(const Json& value, const Table& type, const Site& site) const {
   if (!value.is_binary()) fail(site.field, "expected binary, got " + show(value));
   const auto size = static_cast<int64_t>(value.get_binary().size());
@@ -172,6 +200,9 @@ void Spec::check_list(const Json& value, const Table& type, const Site& site) co
   if (static_cast<int64_t>(value.size()) > high) {
     fail(site.field,
          "has " + std::to_string(value.size()) + " entries, the rule is at most " + std::to_string(high));
+  }
+  if (const auto length = type.find("length"); length != type.end() && *length != value.size()) {
+    fail(site.field, "has " + std::to_string(value.size()) + " entries, the rule is " + length->dump());
   }
   if (const auto other = type.find("same_length"); other != type.end()) {
     const std::string name = other->get<std::string>();
@@ -217,7 +248,7 @@ void Spec::check_step_shell(const Json& value, const Table&, const Site& site) c
 
 void Spec::check_arg(const Json& value, const Table& type, const Site& site) const {
   static const char* const kRule =
-      "the rule is [\"operand\", index], [\"workspace\", offset] or [\"immediate\", number]";
+      "the rule is [\"operand\", index], [\"workspace\", offset] or [\"immediate\", [dtype, number]]";
   if (!value.is_array() || value.size() != 2 || !value[0].is_string()) {
     fail(site.field, "got " + show(value) + ", " + kRule);
   }
@@ -228,7 +259,7 @@ void Spec::check_arg(const Json& value, const Table& type, const Site& site) con
   for (const auto& word : kinds) known = known || word == kind;
   if (!known) fail(site.field, "got " + show(value[0]) + ", the rule is one of " + join_keys(kinds));
   if (kind == "immediate") {
-    if (!value[1].is_number()) fail(site.field, "an immediate is a number, got " + show(value[1]));
+    check_immediate(value[1], site);
     return;
   }
 
@@ -259,6 +290,16 @@ void Spec::check_arg(const Json& value, const Table& type, const Site& site) con
            extent->get<std::string>() + " is " + show(sibling) + ", the buffer has " + std::to_string(room));
     }
   }
+}
+
+void Spec::check_immediate(const Json& value, const Site& site) const {
+  const Table& dtypes = table_.at("immediates");
+  if (!value.is_array() || value.size() != 2 || !value[0].is_string() ||
+      !dtypes.contains(value[0].get_ref<const std::string&>())) {
+    fail(site.field,
+         "an immediate is [dtype, number] of one of " + join_keys(dtypes) + ", got " + show(value));
+  }
+  check(value[1], dtypes.at(value[0].get_ref<const std::string&>()), site);
 }
 
 void Spec::check_slice(const Json& value, const Table&, const Site& site) const {

@@ -34,13 +34,16 @@ class Spec {
   void check_fields(const Json& value, const Table& fields, const std::string& extra, const Site& site) const;
   void check(const Json& value, const Table& type, const Site& site) const;
   void check_integer(const Json& value, const Table& type, const Site& site) const;
+  void check_number(const Json& value, const Table& type, const Site& site) const;
   void check_text(const Json& value, const Table& type, const Site& site) const;
+  void check_name(const Json& value, const Table& type, const Site& site) const;
   void check_binary(const Json& value, const Table& type, const Site& site) const;
   void check_list(const Json& value, const Table& type, const Site& site) const;
   void check_map(const Json& value, const Table& type, const Site& site) const;
   void check_nested_record(const Json& value, const Table& type, const Site& site) const;
   void check_step_shell(const Json& value, const Table& type, const Site& site) const;
   void check_arg(const Json& value, const Table& type, const Site& site) const;
+  void check_immediate(const Json& value, const Site& site) const;
   void check_slice(const Json& value, const Table& type, const Site& site) const;
 
   int64_t bound(const Table& type, const char* key, int64_t otherwise) const;

@@ -2,10 +2,10 @@
 // one line in steps/table and one entry in program_spec.json.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,13 +27,18 @@ struct OperandSpec {
   int64_t bytes = 0;
 };
 
-// Where a step finds one of its pointers.
+// A number of its dtype, at an address that lives as long as its step.
+struct Immediate {
+  alignas(8) std::array<std::byte, 8> bytes{};
+  size_t size = 0;
+};
+
+// Where a step finds one of its arguments.
 struct Arg {
   enum class Kind { kOperand, kWorkspace, kImmediate };
   Kind kind = Kind::kOperand;
-  int64_t index = 0;      // kOperand: inputs, then outputs. kWorkspace: byte offset
-  double immediate = 0;   // kImmediate
-  bool integral = false;  // kImmediate: the number was written as an integer
+  int64_t index = 0;    // kOperand: inputs, then outputs. kWorkspace: byte offset
+  Immediate immediate;  // kImmediate
 };
 
 // One execution. All pointers live on the caller's stack; a step keeps none of them.
@@ -44,12 +49,12 @@ struct Call {
   const int64_t* nbytes = nullptr;  // of each operand
   std::byte* workspace = nullptr;   // null when the program has none
 
-  // A kImmediate argument resolves to the address of its double.
+  // A buffer's address, or that of an immediate's value, which is read only.
   void* pointer(const Arg& arg) const {
     switch (arg.kind) {
       case Arg::Kind::kOperand: return operands[arg.index];
       case Arg::Kind::kWorkspace: return workspace + arg.index;
-      case Arg::Kind::kImmediate: return const_cast<double*>(&arg.immediate);
+      case Arg::Kind::kImmediate: return const_cast<std::byte*>(arg.immediate.bytes.data());
     }
     return nullptr;
   }
@@ -58,8 +63,7 @@ struct Call {
 // What a factory may know of the program around its step. Valid during the factory call only.
 struct ProgramContext {
   Platform platform = Platform::kCpu;
-  std::optional<int64_t> arch;                         // requires.arch, 90 for sm_90
-  std::optional<int64_t> cudnn;                        // requires.cudnn, 91900 for 9.19.0
+  const Json* requirements = nullptr;                  // payload.requires
   const std::vector<OperandSpec>* operands = nullptr;  // inputs, then outputs
   int64_t inputs = 0;
   int64_t workspace = 0;  // bytes
@@ -73,12 +77,15 @@ struct ProgramContext {
 class Step {
  public:
   virtual ~Step() = default;
+  // What it runs, for messages: a kernel's or a function's name.
+  virtual std::string name() const { return {}; }
   // Makes everything run() needs on `device`. Called with the device's context bound, never during a graph
   // capture, under the program's lock (one load of one program at a time); a second call for the same device
-  // changes nothing. May throw.
+  // changes nothing. May throw: an Error names the step's field itself, a CallError is given it by the
+  // program.
   virtual void load(int device) = 0;
   // Launches on call.stream. load(call.device) has returned before. Several threads may be in run() at once:
-  // no state is written and no device memory allocated. May throw.
+  // no state is written, no lock taken and nothing allocated. May throw, as load does.
   virtual void run(const Call& call) const = 0;
 };
 

@@ -39,6 +39,10 @@ class VariantPack {
     for (int64_t i = 0; fits && i < buffer.rank; ++i)
       fits = buffer.dims[i] == operand.shape[static_cast<size_t>(i)];
     if (!fits) refuse(name_of(index), describe(operand), buffer);
+    // XLA may give an empty buffer any address.
+    if (operand.bytes > 0 && past_multiple(buffer.data, kOperandAlignment) != 0) {
+      refuse_address(name_of(index), buffer.data, kOperandAlignment);
+    }
     pointers_[static_cast<size_t>(index)] = buffer.data;
   }
 
@@ -46,6 +50,9 @@ class VariantPack {
     const bool fits =
         buffer.xla_dtype == kUint8 && buffer.rank == 1 && buffer.dims[0] == program_.workspace();
     if (!fits) refuse("workspace", "uint8[" + std::to_string(program_.workspace()) + "]", buffer);
+    // XLA aligns results to 256 bytes on CUDA and to 64 on the CPU, where host steps ask for no more than 16.
+    const int alignment = program_.platform() == Platform::kCuda ? kWorkspaceAlignment : kOperandAlignment;
+    if (past_multiple(buffer.data, alignment) != 0) refuse_address("workspace", buffer.data, alignment);
     workspace_ = static_cast<std::byte*>(buffer.data);
   }
 
@@ -75,6 +82,17 @@ class VariantPack {
     throw Error(ErrorKind::kInvalidArgument,
                 name + ": the program has " + expected + ", the call passes " +
                     describe(dtype_name_of(buffer.xla_dtype), buffer.dims, static_cast<size_t>(buffer.rank)));
+  }
+
+  static uintptr_t past_multiple(const void* address, int alignment) {
+    return reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(alignment);
+  }
+
+  [[noreturn]] static void refuse_address(const std::string& name, const void* address, int alignment) {
+    throw Error(ErrorKind::kInvalidArgument, name + ": its address is " +
+                                                 std::to_string(past_multiple(address, alignment)) +
+                                                 " bytes past a multiple of " + std::to_string(alignment) +
+                                                 ", the rule is a multiple of " + std::to_string(alignment));
   }
 
   [[noreturn]] void refuse_counts(int64_t inputs, int64_t outputs) const {

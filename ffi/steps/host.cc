@@ -62,7 +62,7 @@ int64_t size_of(const Arg& arg, const ProgramContext& context) {
   switch (arg.kind) {
     case Arg::Kind::kOperand: return (*context.operands)[static_cast<size_t>(arg.index)].bytes;
     case Arg::Kind::kWorkspace: return context.workspace - arg.index;
-    case Arg::Kind::kImmediate: return sizeof(arg.immediate);
+    case Arg::Kind::kImmediate: return static_cast<int64_t>(arg.immediate.size);
   }
   return 0;
 }

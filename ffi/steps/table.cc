@@ -11,6 +11,7 @@ namespace cudnn_jax {
 
 StepFactory step_factory(const std::string& kind, const std::string& field) {
   static const std::map<std::string, StepFactory> kFactories = {
+      {"cubin", make_cubin_step},
       {"fill", make_fill_step},
       {"host", make_host_step},
 #ifdef CUDNN_JAX_WITH_CUDNN

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import native
 import pytest
 
 from cudnn_jax import _ffi, _runtime
@@ -15,13 +17,13 @@ SOURCE = r"""
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
-/* out = a * immediate + b, and the workspace holds a copy of what was read of it. */
+/* out = a * immediate + b. */
 void axpy(void* const* args, const int64_t* nbytes, int64_t n) {
   const float *a = args[0], *b = args[1];
-  const double scale = *(const double*)args[3];
+  const float scale = *(const float*)args[3];
   float* out = args[2];
   if (n != 4) abort();
-  for (int64_t i = 0; i < nbytes[2] / 4; ++i) out[i] = (float)(a[i] * scale) + b[i];
+  for (int64_t i = 0; i < nbytes[2] / 4; ++i) out[i] = a[i] * scale + b[i];
 }
 /* Writes the sizes it was told of. */
 void sizes(void* const* args, const int64_t* nbytes, int64_t n) {
@@ -71,3 +73,14 @@ def register_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Non
             _ffi.register_host_symbol(name, address)
 
     return register
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], native.Build]:
+    """Builds of the C++ core, one per sanitizer, kept for all the tests that ask for it."""
+
+    @functools.cache
+    def build(sanitizer: str) -> native.Build:
+        return native.Build(tmp_path_factory.mktemp("native"), sanitizer)
+
+    return build

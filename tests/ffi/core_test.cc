@@ -6,10 +6,6 @@
 // driver that records its calls.
 #include <dlfcn.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,67 +14,27 @@
 #include "ffi/counters.h"
 #include "ffi/driver.h"
 #include "ffi/library.h"
-#include "ffi/program.h"
-#include "ffi/spec.h"
 #include "ffi/steps/host.h"
-#include "ffi/variant_pack.h"
+#include "testing.h"
 
 namespace cudnn_jax {
 namespace {
 
-using Bytes = std::vector<uint8_t>;
-
-void expect(bool ok, const std::string& what) {
-  if (ok) return;
-  std::fprintf(stderr, "core_test: %s\n", what.c_str());
-  std::exit(1);
-}
-
-void expect_equal(const std::string& got, const std::string& wanted) {
-  expect(got == wanted, "got \"" + got + "\", wanted \"" + wanted + "\"");
-}
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-Json operand(const char* dtype, std::vector<int64_t> shape) { return {{"dtype", dtype}, {"shape", shape}}; }
-
+// Steps without a host's function, in either platform's form.
 Json sample(const char* platform) {
-  const bool cpu = std::string(platform) == "cpu";
-  Json payload = {
-      {"requires", {{"platform", platform}, {"arch", cpu ? Json(nullptr) : Json(90)}, {"cudnn", nullptr}}},
-      {"inputs", {operand("bfloat16", {2, 3}), operand("float32", {})}},
-      {"outputs", {operand("float32", {4}), operand("uint8", {0, 7})}},
-      {"workspace", 600},
-      {"steps",
-       {{{"kind", "fill"}, {"dest", {"operand", 2}}, {"value", 7}, {"width", 1}, {"bytes", 16}},
-        {{"kind", "fill"}, {"dest", {"workspace", 256}}, {"value", 9}, {"width", 1}, {"bytes", 344}}}},
-  };
-  if (cpu) {
+  Json made = payload(platform, {operand("bfloat16", {2, 3}), operand("float32", {})},
+                      {operand("float32", {4}), operand("uint8", {0, 7})}, 600);
+  made["steps"] = {
+      {{"kind", "fill"}, {"dest", {"operand", 2}}, {"value", 7}, {"width", 1}, {"bytes", 16}},
+      {{"kind", "fill"}, {"dest", {"workspace", 256}}, {"value", 9}, {"width", 1}, {"bytes", 344}}};
+  if (std::string(platform) == "cpu") {
     // Spelt out: a braced list of pairs would become a map.
     const Json args =
-        Json::parse(R"([["operand", 0], ["operand", 2], ["workspace", 0], ["immediate", 1.5]])");
-    payload["steps"].push_back({{"kind", "host"}, {"symbol", "touch"}, {"args", args}});
+        Json::parse(R"([["operand", 0], ["operand", 2], ["workspace", 0], ["immediate", ["float32", 1.5]]])");
+    made["steps"].push_back({{"kind", "host"}, {"symbol", "touch"}, {"args", args}});
   }
-  return payload;
+  return made;
 }
-
-Bytes seal(const Bytes& payload) {
-  const Digest digest = sha256(payload.data(), payload.size());
-  return Json::to_msgpack({{"magic", spec().magic()},
-                           {"version", spec().version()},
-                           {"sha256", Json::binary({digest.begin(), digest.end()})},
-                           {"payload", Json::binary(payload)}});
-}
-
-Bytes seal(const Json& payload) { return seal(Json::to_msgpack(payload)); }
 
 // Reads every byte it was told of.
 void touch(void* const* args, const int64_t* nbytes, int64_t n) {
@@ -87,25 +43,6 @@ void touch(void* const* args, const int64_t* nbytes, int64_t n) {
     for (int64_t j = 0; j < nbytes[i]; ++j) last = static_cast<const uint8_t*>(args[i])[j];
   }
   (void)last;
-}
-
-// Runs on exact heap blocks of the program's operands.
-void run(Program& program, void* stream, int device) {
-  std::vector<std::unique_ptr<uint8_t[]>> blocks;
-  VariantPack pack(program);
-  pack.expect(program.inputs(), program.outputs() + (program.workspace() > 0));
-  for (size_t i = 0; i < program.operands().size(); ++i) {
-    const OperandSpec& one = program.operands()[i];
-    blocks.push_back(std::make_unique<uint8_t[]>(static_cast<size_t>(one.bytes)));
-    pack.put(static_cast<int64_t>(i),
-             {blocks.back().get(), one.xla_dtype, one.shape.data(), static_cast<int64_t>(one.shape.size())});
-  }
-  const int64_t workspace = program.workspace();
-  if (workspace > 0) {
-    blocks.push_back(std::make_unique<uint8_t[]>(static_cast<size_t>(workspace)));
-    pack.put_workspace({blocks.back().get(), xla_dtype_of("uint8"), &workspace, 1});
-  }
-  program.run(pack.call(stream, device));
 }
 
 bool is_small(const Program& program) {
@@ -137,7 +74,7 @@ void damaged_artifacts(std::mt19937& random, int rounds) {
       const auto program = Program::share(artifact.data(), artifact.size(), Platform::kCpu);
       if (!is_small(*program)) continue;
       program->load(kNoDevice);
-      run(*program, nullptr, kNoDevice);
+      Buffers(*program).run();
       ++passed;
     } catch (const Error& error) {
       expect(std::strchr(error.what(), '\n') == nullptr, "a message of two lines");
@@ -159,7 +96,7 @@ void shared_programs() {
         const auto program = Program::share(artifact.data(), artifact.size(), Platform::kCpu);
         expect(program == keep, "two live programs of one content");
         program->load(kNoDevice);
-        run(*program, nullptr, kNoDevice);
+        Buffers(*program).run();
       }
     });
   }
@@ -181,12 +118,7 @@ void racing_programs() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void contexts(const std::string& driver_path) {
-  set_library_candidates("cuda", {driver_path});
-  const auto journal =
-      reinterpret_cast<const char* (*)()>(dlsym(dlopen(driver_path.c_str(), RTLD_NOW), "take_journal"));
-  expect(journal != nullptr, "the recording driver has no journal");
-
+void contexts(const char* (*journal)()) {
   const Bytes artifact = seal(sample("cuda"));
   const auto program = Program::share(artifact.data(), artifact.size(), Platform::kCuda);
   void* context_c5 = reinterpret_cast<void*>(0xc5);  // what the stream at &context_c5 names
@@ -195,7 +127,7 @@ void contexts(const std::string& driver_path) {
     ContextScope scope(nullptr, 0);
     expect_equal(journal(), "retain d0; bind d0; ");
     program->load(0);
-    run(*program, nullptr, 0);
+    Buffers(*program).run(nullptr, 0);
     expect_equal(journal(), "fill 10 with 7 in d0; fill 158 with 9 in d0; ");
     {
       ContextScope same(nullptr, 0);
@@ -216,12 +148,119 @@ void contexts(const std::string& driver_path) {
 
   expect_equal(message_of([&] { program->load(1); }),
                "payload.requires.arch: the program is for sm_90, device 1 is sm_80");
-  expect_equal(message_of([&] { program->load(2); }), "cuDeviceGet failed: error 101, invalid device");
+  expect_equal(message_of([&] { program->load(2); }),
+               "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE, invalid device");
   expect_equal(message_of([&] { program->load(64); }), "device ordinal 64: the rule is 0 <= ordinal < 64");
-  expect_equal(message_of([&] { run(*program, reinterpret_cast<void*>(1), 0); }),
-               "cuMemsetD8Async failed: error 700, failure");
+  expect_equal(
+      message_of([&] { Buffers(*program).run(reinterpret_cast<void*>(1), 0); }),
+      "payload.steps[0]: fill: cuMemsetD8Async failed: CUDA_ERROR_LAUNCH_FAILED, unspecified launch failure");
   expect_equal(message_of([&] { Program::share(artifact.data(), artifact.size(), Platform::kCpu); }),
                "payload.requires.platform: the program is for cuda, this call runs on cpu");
+}
+
+// out = a * x + y through the kernel that the recording driver knows, on a grid of its own.
+Json axpy(const std::string& image, const char* kernel = "axpy", int64_t n = 8) {
+  Json made =
+      payload("cuda", {operand("float32", {8}), operand("float32", {8})}, {operand("float32", {8})}, 0);
+  const Json args =
+      Json::parse(R"([["operand", 0], ["operand", 1], ["operand", 2], ["immediate", ["int64", )" +
+                  std::to_string(n) + R"(]], ["immediate", ["float32", 2.5]]])");
+  made["steps"] = {{{"kind", "cubin"},
+                    {"kernel", kernel},
+                    {"image", Json::binary(Bytes(image.c_str(), image.c_str() + image.size() + 1))},
+                    {"grid", {4, 2, 1}},
+                    {"args", args}}};
+  return made;
+}
+
+std::shared_ptr<Program> share(const Json& payload) {
+  const Bytes artifact = seal(payload);
+  return Program::share(artifact.data(), artifact.size(), Platform::kCuda);
+}
+
+std::string problem_of(const Json& payload, int device) {
+  const auto program = share(payload);
+  return message_of([&] { program->load(device); });
+}
+
+void kernels(const char* (*journal)()) {
+  const std::string image = "IMAGE 90 axpy:ppplf other:p";
+  ContextScope scope(nullptr, 0);
+  journal();
+  auto program = share(axpy(image));
+  expect_equal(journal(), "");  // parsing opens nothing
+  program->load(0);
+  program->load(0);
+  expect_equal(journal(), "load image of 2 kernels; load axpy in d0; ");
+
+  Buffers buffers(*program);
+  for (int i = 0; i < 8; ++i) {
+    buffers.at<float>(0)[i] = static_cast<float>(i);
+    buffers.at<float>(1)[i] = 100;
+  }
+  void* context_c5 = reinterpret_cast<void*>(0xc5);
+  buffers.run(&context_c5, 0);
+  expect_equal(journal(), "launch axpy on 4,2,1 in c5 bound d0 p p p 8 2.5; ");
+  for (int i = 0; i < 8; ++i)
+    expect(buffers.at<float>(2)[i] == 2.5F * static_cast<float>(i) + 100, "a wrong sum");
+
+  // The image is in the driver once, and goes with its last program.
+  auto other = share(axpy(image, "axpy", 4));
+  other->load(0);
+  expect_equal(journal(), "load axpy in d0; ");
+  program.reset();
+  expect_equal(journal(), "");
+  other.reset();
+  expect_equal(journal(), "unload image; ");
+
+  expect_equal(
+      problem_of(axpy(image, "gone"), 0),
+      "payload.steps[0]: cubin gone: cuLibraryGetKernel failed: CUDA_ERROR_NOT_FOUND, named symbol not "
+      "found");
+  expect_equal(
+      problem_of(axpy("no image"), 0),
+      "payload.steps[0]: cubin axpy: cuLibraryLoadData failed: CUDA_ERROR_INVALID_IMAGE, device kernel "
+      "image is invalid");
+  expect_equal(
+      problem_of(axpy("IMAGE 100 axpy:ppplf"), 0),
+      "payload.steps[0]: cubin axpy: cuKernelGetFunction failed: CUDA_ERROR_NO_BINARY_FOR_GPU, no kernel "
+      "image is available");
+  expect_equal(problem_of(axpy("IMAGE 90 axpy:ppplfi"), 0),
+               "payload.steps[0]: cubin axpy: the kernel takes 6 arguments, the step has 5");
+  expect_equal(problem_of(axpy("IMAGE 90 axpy:pppif"), 0),
+               "payload.steps[0]: cubin axpy: args[3] has 8 bytes, the kernel takes 4");
+
+  const auto failing = share(axpy(image));
+  failing->load(0);
+  expect_equal(
+      message_of([&] { Buffers(*failing).run(reinterpret_cast<void*>(1), 0); }),
+      "payload.steps[0]: cubin axpy: cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_FAILED, unspecified launch "
+      "failure");
+}
+
+// What a call's buffers must keep to.
+void alignment() {
+  const auto check = [](const char* platform, size_t operand, size_t workspace) {
+    Json made = payload(platform, Json::array(), {cudnn_jax::operand("uint8", {4})}, 512);
+    const Bytes artifact = seal(made);
+    const auto program = Program::parse(artifact.data(), artifact.size());
+    const Block block(2048);
+    VariantPack pack(*program);
+    const int64_t shape = 4;
+    const int64_t bytes = 512;
+    return message_of([&] {
+      pack.put(0, {block.data() + operand, xla_dtype_of("uint8"), &shape, 1});
+      pack.put_workspace({block.data() + workspace, xla_dtype_of("uint8"), &bytes, 1});
+    });
+  };
+  expect_equal(check("cuda", 16, 256), "no error");
+  expect_equal(check("cpu", 16, 16), "no error");
+  expect_equal(check("cuda", 8, 0),
+               "output 0: its address is 8 bytes past a multiple of 16, the rule is a multiple of 16");
+  expect_equal(check("cuda", 0, 128),
+               "workspace: its address is 128 bytes past a multiple of 256, the rule is a multiple of 256");
+  expect_equal(check("cpu", 0, 8),
+               "workspace: its address is 8 bytes past a multiple of 16, the rule is a multiple of 16");
 }
 
 }  // namespace
@@ -230,15 +269,18 @@ void contexts(const std::string& driver_path) {
 int main(int argc, char** argv) {
   using namespace cudnn_jax;
   expect(argc == 3, "usage: core_test DRIVER ROUNDS");
-  const unsigned seed = std::random_device{}();
-  std::printf("seed %u\n", seed);
-  std::mt19937 random(seed);
+  std::mt19937 random(seed(std::random_device{}()));
   register_host_symbol("touch", touch);
   const int rounds = std::atoi(argv[2]);
   if (rounds > 0) damaged_artifacts(random, rounds);
   shared_programs();
   racing_programs();
-  contexts(argv[1]);
+  alignment();
+  set_library_candidates("cuda", {argv[1]});
+  const auto journal = reinterpret_cast<const char* (*)()>(dlsym(dlopen(argv[1], RTLD_NOW), "take_journal"));
+  expect(journal != nullptr, "the recording driver has no journal");
+  contexts(journal);
+  kernels(journal);
   expect(counters().programs_created == counters().programs_destroyed, "a program was not released");
   std::printf("core_test passed\n");
   return 0;

@@ -2,11 +2,7 @@
 // with 1 and says why. LIBRARY is recording_cudnn.c: the driver, and a cuDNN that records its calls.
 #include <dlfcn.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <functional>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -18,6 +14,7 @@
 #include "ffi/cudnn_step.h"
 #include "ffi/driver.h"
 #include "ffi/library.h"
+#include "testing.h"
 
 namespace cudnn_jax {
 
@@ -58,28 +55,6 @@ void BackendGraph::build_plan(int64_t) {}
 CudnnPlan BackendGraph::plan(int64_t index) { return lowered_->plans[static_cast<size_t>(index)]; }
 
 namespace {
-
-void expect(bool ok, const std::string& what) {
-  if (ok) return;
-  std::fprintf(stderr, "cudnn_step_test: %s\n", what.c_str());
-  std::exit(1);
-}
-
-void expect_equal(const std::string& got, const std::string& wanted) {
-  expect(got == wanted, "got \"" + got + "\", wanted \"" + wanted + "\"");
-}
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-using Bytes = std::vector<uint8_t>;
 
 Bytes word(uint32_t value) {
   Bytes bytes(sizeof(value));
@@ -122,7 +97,7 @@ std::unique_ptr<Step> make_step(const Bytes& plan, std::vector<int64_t> uids = {
   return make_cudnn_step(step, context);
 }
 
-struct Buffers {
+struct Operands {
   uint32_t first[2] = {0x11, 0x12};
   uint32_t second[1] = {0x22};
   std::vector<std::byte> workspace = std::vector<std::byte>(1024, std::byte{0x77});
@@ -156,7 +131,7 @@ void test_a_run() {
   // Once: a handle, with a capture in relaxed mode meanwhile, and the plan on it.
   expect_equal(take_journal(), "capture mode 2; create in d0; capture mode 0; plan; bind 0; ");
 
-  Buffers buffers;
+  Operands buffers;
   const std::string done =
       "fill 10 with 0 in 0; upload 4; "
       "execute 1:11 2:22 7:abc 8:0 9:def a:77777777 b:12 workspace 77; ";
@@ -246,7 +221,7 @@ void test_a_failure_is_told() {
   ContextScope scope(nullptr, 0);
   auto step = make_step(to_bytes(sample_plan("failing")));
   step->load(0);
-  Buffers buffers;
+  Operands buffers;
   expect_equal(message_of([&] { step->run(buffers.call(nullptr, 0)); }),
                "cudnnBackendExecute failed: CUDNN_STATUS_OF_THE_TEST, the inner reason and more");
   expect_equal(message_of([&] { step->run(buffers.call(nullptr, 0)); }).substr(0, 26),
@@ -295,7 +270,7 @@ void test_damaged_plans(std::mt19937_64& random) {
       auto step = make_step(damaged);
       planner = [](const std::string&) { return std::vector<CudnnPlan>{}; };
       step->load(0);
-      Buffers buffers;
+      Operands buffers;
       buffers.workspace.resize(256 + 512);
       step->run(buffers.call(nullptr, 0));
       ++passed;
@@ -329,7 +304,7 @@ void test_threads() {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&step] {
-      Buffers buffers;
+      Operands buffers;
       void* context = reinterpret_cast<void*>(0xd0);
       for (int round = 0; round < 50; ++round) step->run(buffers.call(&context, 0));
     });
@@ -347,10 +322,7 @@ int main(int, char** arguments) {
   void* library = dlopen(arguments[1], RTLD_NOW);
   expect(library != nullptr, "no library");
   take_journal = reinterpret_cast<const char* (*)()>(dlsym(library, "take_journal"));
-  std::random_device device;
-  const uint64_t seed = std::getenv("SEED") ? std::strtoull(std::getenv("SEED"), nullptr, 10) : device();
-  std::printf("SEED=%lu\n", static_cast<unsigned long>(seed));
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(seed(std::random_device{}()));
 
   test_a_run();
   test_each_device_has_its_own_plan();

@@ -24,9 +24,10 @@ def payload(
     platform: str = "cpu",
     arch: int | None = None,
     cudnn: int | None = None,
+    cutedsl: str | None = None,
 ) -> Payload:
     return {
-        "requires": {"platform": platform, "arch": arch, "cudnn": cudnn},
+        "requires": {"platform": platform, "arch": arch, "cudnn": cudnn, "cutedsl": cutedsl},
         "inputs": list(inputs),
         "outputs": list(outputs),
         "workspace": workspace,
@@ -53,6 +54,27 @@ def fill(index: int, value: int, count: int, width: int = 1) -> Payload:
 
 def host(symbol: str, *args: Sequence[Any]) -> Payload:
     return {"kind": "host", "symbol": symbol, "args": [list(arg) for arg in args]}
+
+
+def cubin(**fields: Any) -> Payload:
+    step = {
+        "kind": "cubin",
+        "kernel": "axpy",
+        "image": b"IMAGE 90 axpy:ppplf\0",
+        "grid": [4, 2, 1],
+        "args": [["operand", 0], ["operand", 0], ["operand", 1], ["immediate", ["int64", 8]], ["workspace", 0]],
+    }
+    return step | fields
+
+
+def cute(**fields: Any) -> Payload:
+    step = {
+        "kind": "cute",
+        "function": "gelu",
+        "object": b"OBJECT 4.8.1 gelu:ppi\0",
+        "args": [["operand", 0], ["operand", 1], ["immediate", ["int32", -5]]],
+    }
+    return step | fields
 
 
 def cudnn(**fields: Any) -> Payload:

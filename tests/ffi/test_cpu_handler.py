@@ -26,7 +26,7 @@ def struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 def axpy_program(shape: tuple[int, ...], scale: float) -> bytes:
     steps = [
         {"kind": "fill", "dest": ["workspace", 0], "value": 1, "width": 1, "bytes": 256},
-        host("axpy", ["operand", 0], ["operand", 1], ["operand", 2], ["immediate", scale]),
+        host("axpy", ["operand", 0], ["operand", 1], ["operand", 2], ["immediate", ["float32", scale]]),
     ]
     operands = [buffer("float32", *shape)] * 3
     return seal(payload(inputs=operands[:2], outputs=operands[2:], steps=steps, workspace=256))
@@ -63,12 +63,12 @@ def test_a_host_step_reads_and_writes_its_operands(register_host: RegisterHost, 
 
 def test_a_step_is_told_the_size_of_each_argument(register_host: RegisterHost) -> None:
     register_host("sizes")
-    args = [["operand", 1], ["operand", 0], ["workspace", 256], ["immediate", 1]]
+    args = [["operand", 1], ["operand", 0], ["workspace", 256], ["immediate", ["int32", 1]]]
     content = payload([buffer("bfloat16", 3, 5)], [buffer("int64", 4)], [host("sizes", *args)], workspace=1024)
     results = [struct((4,), jnp.int64), struct((1024,), jnp.uint8)]
     with jax.enable_x64(True):
         out, _ = jax.jit(lambda x: call(seal(content), results, x))(jnp.ones((3, 5), jnp.bfloat16))
-        assert out.tolist() == [32, 30, 768, 8]
+        assert out.tolist() == [32, 30, 768, 4]
 
 
 def test_two_threads_run_one_program_on_their_own_buffers(
