@@ -73,10 +73,10 @@ def find(graph: pygraph, compute: Sequence[data_type]) -> BiasGelu | str:
 
     named = {"x": pre, "out": activated}
     if before is not None:
-        x, bias = _operands(before, pre)
-        if x is None:
+        operands = _operands(before, pre)
+        if operands is None:
             return f"has {before.params['mode']} of {_dims(before)} before the gelu"
-        named |= {"x": x, "bias": bias}
+        named["x"], named["bias"] = operands
     if after is not None:
         ports = _ADD.get(after.params["mode"])
         if ports is None or not activated.is_virtual:
@@ -119,15 +119,15 @@ def _reader(graph: pygraph, tensor: Tensor) -> Node | None:
     return next((node for node in graph.nodes if any(t is tensor for t in node.inputs.values())), None)
 
 
-def _operands(node: Node, out: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """(x, bias) of a node that adds a row to a matrix, the row being either operand."""
+def _operands(node: Node, out: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(x, bias) of a node that adds a row to a matrix, the row being either operand; None for any other node."""
     pairs = [_ADD[node.params["mode"]]] if node.params["mode"] in _ADD else []
     pairs += [(b, a) for a, b in pairs]
     for whole, row in pairs:
         x, bias = node.inputs[whole], node.inputs[row]
         if _bare(x.dim) == _bare(out.dim) and set(bias.dim[:-1]) <= {1} and bias.dim[-1] == out.dim[-1]:
             return x, bias
-    return None, None
+    return None
 
 
 def _bare(dim: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from cudnn_jax.engines.base import Artifact, BaseEngine, PlanConfig
 from cudnn_jax.engines.capabilities import Capabilities
 from cudnn_jax.engines.pointwise.bias_gelu import BiasGelu
 from cudnn_jax.engines.pointwise.facts import PointwiseFacts
+from cudnn_jax.engines.pointwise.slabs import Slabs
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, data_type, pygraph
@@ -22,11 +23,18 @@ _SERVED = Capabilities(
     sm_hi=121,
     dtypes=frozenset({data_type.FLOAT, data_type.HALF, data_type.BFLOAT16}),
 )
-_MOST_ELEMENTS = 2**38
-"""Of a matrix: a slab's vectors fit the grid, and their number in 32 bits."""
+_MOST_ELEMENTS = 2**40
 
-_SETTINGS = ((256, 2), (256, 4), (128, 4), (512, 1))
-"""(threads, vectors), the predicted best first; bias_gelu_cutedsl.md has the reasons."""
+_KNOBS = ("threads", "vectors", "tail")
+_SETTINGS = {
+    "erf, 16 bits": ((256, 2, 1), (256, 4, 1), (128, 1, 1), (256, 2, 0)),
+    "erf, 32 bits": ((256, 2, 0), (256, 4, 0), (128, 1, 0), (512, 2, 0)),
+    "tanh": ((256, 2, 0), (256, 4, 0), (128, 1, 0), (512, 2, 0)),
+}
+"""(threads, vectors, tail), the predicted best first; bias_gelu_cutedsl.md has the reasons.
+
+`tail` 1 takes GELU from a polynomial for the tail of the normal distribution, good enough for 16-bit results alone.
+"""
 
 
 class CutedslBiasGelu(BaseEngine):
@@ -40,7 +48,8 @@ class CutedslBiasGelu(BaseEngine):
         if reason:
             raise GraphNotSupportedError(reason)
         cutedsl.available()
-        return [(("threads", threads), ("vectors", vectors)) for threads, vectors in _SETTINGS]
+        assert facts.bias_gelu is not None
+        return [tuple(zip(_KNOBS, values, strict=True)) for values in _settings(facts.bias_gelu, target.sm_count or 1)]
 
     def build_plan(self, graph: pygraph, facts: PointwiseFacts, config: PlanConfig, target: Target) -> Artifact:
         problem = facts.bias_gelu
@@ -56,6 +65,17 @@ class CutedslBiasGelu(BaseEngine):
         builder = ProgramBuilder(graph, target)
         builder.cute(compiled, [builder.operand(tensors[name]) for name in names])
         return builder.build()
+
+
+def _settings(problem: BiasGelu, multiprocessors: int) -> list[tuple[int, int, int]]:
+    """Those of the table that fit the matrix: in its order, and before them the finer ones that fill the device."""
+    row = "tanh" if problem.approximation == "tanh" else f"erf, {problem.dtype.itemsize_bits} bits"
+    blocks = {}
+    for threads, most, tail in _SETTINGS[row]:
+        slabs = Slabs.of(problem, most)
+        blocks[threads, slabs.count, tail] = slabs.blocks(threads)
+    enough = 2 * multiprocessors
+    return sorted(blocks, key=lambda setting: -min(blocks[setting], enough))
 
 
 def _mismatch(facts: PointwiseFacts) -> str | None:

@@ -19,6 +19,7 @@ from cudnn_jax.graph import GraphNotSupportedError, Node, Tensor, data_type, pyg
 if TYPE_CHECKING:
     from cudnn_jax.engines.pointwise.facts import PointwiseFacts
 
+_LARGEST = {data_type.FP8_E4M3: 448.0, data_type.FP8_E5M2: 57344.0}
 _CONDITIONS = {"binary_select": "mask"}
 """Mode -> its port that chooses, which is read as true or false and not in the compute type."""
 
@@ -33,7 +34,7 @@ def evaluator(graph: pygraph, facts: PointwiseFacts) -> Callable[..., tuple[Any,
     wide = sorted({dtype.value for dtype in facts.dtypes if dtype.itemsize_bits == 64})
 
     def check() -> None:
-        if wide and not jax.config.read("jax_enable_x64"):
+        if wide and not jax.config.values["jax_enable_x64"]:
             raise GraphNotSupportedError(f"data type {' and '.join(wide)}, needs JAX's 64-bit mode (jax_enable_x64)")
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -76,11 +77,10 @@ def convert(array: jax.Array, kind: data_type) -> jax.Array:
     if not kind.is_floating and floating:
         return jnp.rint(array).astype(dtype)  # XLA's conversion saturates, and NaN gives 0
     if not kind.is_floating and array.dtype != jnp.bool_:
-        limits = kind.integers
-        held = jnp.iinfo(array.dtype)
-        return jnp.clip(array, max(limits[0], held.min), min(limits[-1], held.max)).astype(dtype)
-    if kind in (data_type.FP8_E4M3, data_type.FP8_E5M2):
-        largest = float(jnp.finfo(dtype).max)
+        wanted, held = kind.integers, data_type.of(array.dtype).integers
+        return jnp.clip(array, max(wanted[0], held[0]), min(wanted[-1], held[-1])).astype(dtype)
+    if kind in _LARGEST:
+        largest = _LARGEST[kind]
         wide = array if floating else array.astype(jnp.float32)
         return jnp.clip(wide, -largest, largest).astype(dtype)
     return array.astype(dtype)
