@@ -78,8 +78,8 @@ def _parse(text: str) -> tuple[list[Instruction], dict[str, int]]:
             labels[line[:-1]] = len(program)
         elif line and not line.startswith("."):
             guard, line = line.split(None, 1) if line.startswith("@") else ("", line)
-            name, _, rest = line.partition("\t" if "\t" in line else " ")
-            operands = [each.strip() for each in re.findall(r"\{[^}]*\}|\[[^]]*\]|[^,\s]+", rest)]
+            name, *rest = line.split(None, 1)
+            operands = re.findall(r"\{[^}]*\}|\[[^]]*\]|[^,\s]+", rest[0] if rest else "")
             program.append(Instruction(guard.strip("@!"), "!" in guard, name.split("."), operands))
     return program, labels
 
