@@ -30,8 +30,6 @@ _EXPORTS = {
 _MODULES = ("aot", "engines", "flax", "graph", "ops")
 
 if TYPE_CHECKING:
-    from cudnn_jax._explain import Explanation as Explanation
-    from cudnn_jax._explain import explain as explain
     from cudnn_jax._eager import DeviceInfo as DeviceInfo
     from cudnn_jax._eager import DeviceView as DeviceView
     from cudnn_jax._eager import Handle as Handle
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
     from cudnn_jax._eager import device_info as device_info
     from cudnn_jax._eager import get_stream as get_stream
     from cudnn_jax._eager import set_stream as set_stream
+    from cudnn_jax._explain import Explanation as Explanation
+    from cudnn_jax._explain import explain as explain
     from cudnn_jax.engines.planning import pygraph as pygraph
     from cudnn_jax.engines.versions import versions as versions
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
