@@ -141,6 +141,12 @@ class ProgramBuilder:
         return Program(data, self._payload["workspace"], digest.hexdigest())
 
 
+def program_of(data: bytes) -> Program:
+    """The program that an artifact's bytes hold, checked as a handler would; ValueError names the field at fault."""
+    told: dict[str, Any] = _ffi.program_check(data)
+    return Program(data, told["workspace"], told["sha256"])
+
+
 def arguments(graph: pygraph, canonical_indices: Sequence[int]) -> list[Argument]:
     """Operand arguments for tensors named by canonical index."""
     form = graph.canonical()

@@ -6,12 +6,13 @@
 #include <optional>
 #include <utility>
 
+#include "ffi/capture.h"
 #include "ffi/cudnn_backend.h"
-#include "ffi/cudnn_capture.h"
 #include "ffi/cudnn_graph_text.h"
 #include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_library.h"
 #include "ffi/cudnn_plan.h"
+#include "ffi/cudnn_user_handle.h"
 #include "ffi/cudnn_version.h"
 #include "ffi/driver.h"
 #include "ffi/library.h"
@@ -56,23 +57,16 @@ struct Description {
   }
 };
 
-using CopyToDevice = int (*)(uint64_t dest, const void* source, size_t bytes, void* stream);
-
 // A plan on one device. Nothing that a run reads changes, so any number of calls run it at once, each with a
 // handle of its own.
 class LoadedPlan {
  public:
   LoadedPlan(const Description& step, CudnnPlan plan, int device)
       : plan_(std::move(plan)),
-        field_(step.field),
         workspace_offset_(step.workspace_offset),
         handles_(cudnn_handles(device, CudnnHandleUse::kRun)),
         descriptor_(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
     for (int64_t uid : plan_.caller_uids()) args_.push_back(step.args.at(uid));
-    if (!plan_.uploads.empty()) {
-      copy_ = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"})
-                  .require_as<CopyToDevice>("cuMemcpyHtoDAsync_v2");
-    }
     handles_.prepare();
     const CudnnHandlePool::Lease lease(handles_, nullptr);
     cudnnHandle_t handle = lease.get();
@@ -98,12 +92,7 @@ class LoadedPlan {
     }
     for (const auto& item : plan_.uploads) {
       // A captured graph reads the source when it is launched: the plan outlives it, as the program does.
-      const int status = copy_(reinterpret_cast<uint64_t>(workspace + item.offset), item.bytes.data(),
-                               item.bytes.size(), call.stream);
-      if (status != 0) {
-        throw Error(ErrorKind::kInternal,
-                    field_ + ": cuMemcpyHtoDAsync failed: error " + std::to_string(status));
-      }
+      driver().copy_to_device(workspace + item.offset, item.bytes.data(), item.bytes.size(), call.stream);
     }
 
     void* backend_workspace = workspace == nullptr ? nullptr : workspace + plan_.backend_workspace;
@@ -114,19 +103,26 @@ class LoadedPlan {
     pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &backend_workspace);
     pack.finalize("cudnnBackendFinalize of the variant pack");
 
-    const CudnnHandlePool::Lease lease(handles_, call.stream);
-    std::optional<RelaxedCapture> relaxed;
-    if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
-    cudnn().check(cudnn().execute(lease.get(), descriptor_.get(), pack.get()), "cudnnBackendExecute");
-    executed_.store(true, std::memory_order_relaxed);
+    if (call.handle != nullptr) {
+      const UserHandle::Use use(*call.handle, call.stream);
+      execute(static_cast<cudnnHandle_t>(use.get()), pack);
+    } else {
+      const CudnnHandlePool::Lease lease(handles_, call.stream);
+      execute(lease.get(), pack);
+    }
   }
 
  private:
+  void execute(cudnnHandle_t handle, const CudnnDescriptor& pack) const {
+    std::optional<RelaxedCapture> relaxed;
+    if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
+    cudnn().check(cudnn().execute(handle, descriptor_.get(), pack.get()), "cudnnBackendExecute");
+    executed_.store(true, std::memory_order_relaxed);
+  }
+
   const CudnnPlan plan_;
-  const std::string field_;
   const int64_t workspace_offset_;
   std::vector<Arg> args_;  // by caller slot
-  CopyToDevice copy_ = nullptr;
   CudnnHandlePool& handles_;
   CudnnDescriptor descriptor_;
   mutable std::atomic<bool> executed_{false};
