@@ -1,7 +1,8 @@
 """Which engines exist: strings and integers, and no engine imports.
 
 The manifest is the only way an engine exists. A graph belongs to one family or to none, by the node types that name a
-family; node types that name none (pointwise, reduction) are ignored, and a graph that names two belongs to none.
+family, and a graph that names two belongs to none. Pointwise and reduction nodes stand beside any others and name none;
+a graph of these alone is pointwise.
 """
 
 from __future__ import annotations
@@ -83,6 +84,18 @@ def _norm(name: str, anchor: str) -> EngineFamily:
         ),
     )
 
+_POINTWISE_ROOM = "cudnn_jax.engines.pointwise"
+
+POINTWISE = EngineFamily(
+    name="pointwise",
+    anchors=frozenset(),
+    analyzer=(f"{_POINTWISE_ROOM}.facts", "analyze"),
+    heuristics=(f"{_POINTWISE_ROOM}.heuristics", "recommend"),
+    slots=(
+        EngineSlot(0, "cutedsl_bias_gelu", (f"{_POINTWISE_ROOM}.bias_gelu_cutedsl", "CutedslBiasGelu")),
+        EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{_POINTWISE_ROOM}.engines", "PointwiseReference")),
+    ),
+)
 
 FAMILIES: dict[str, EngineFamily] = {
     family.name: family
@@ -91,8 +104,12 @@ FAMILIES: dict[str, EngineFamily] = {
         _attention("sdpa_bwd", "SDPA_BACKWARD"),
         _norm("norm_fwd", "RMS_NORM"),
         _norm("norm_bwd", "RMS_NORM_BACKWARD"),
+        POINTWISE,
     )
 }
+
+ANONYMOUS = frozenset({"POINTWISE", "REDUCTION"})
+"""Node types that name no family."""
 
 
 def resolve(reference: Reference) -> Callable[..., Any]:
@@ -103,6 +120,8 @@ def resolve(reference: Reference) -> Callable[..., Any]:
 def family_for(graph: pygraph) -> EngineFamily | None:
     """The graph's family: a pure property of its nodes, whatever the machine."""
     types = {node.type for node in graph.nodes}
+    if types <= ANONYMOUS:
+        return FAMILIES["pointwise"]
     named = [family for family in FAMILIES.values() if family.anchors & types]
     return named[0] if len(named) == 1 else None
 

@@ -273,7 +273,7 @@ class GraphOperands:
 
     def __init__(self, rows: list) -> None: ...
 
-    def pack(self, buffers: object, device: int | None = None, stream: object = 0) -> VariantPack:
+    def pack(self, buffers: object | None, device: int | None = None, stream: object | None = 0) -> VariantPack:
         """
         Reads a dictionary from tensors or uids to buffers, for a CUDA ordinal or (None) the CPU. ValueError or TypeError names the tensor, what came and the rule.
         """
@@ -290,7 +290,7 @@ class Executable:
     def workspace_size(self) -> int:
         """Bytes."""
 
-    def execute(self, buffers: object, workspace: object | None = None, handle: object | None = None) -> None:
+    def execute(self, buffers: object | None, workspace: object | None = None, handle: object | None = None) -> None:
         """
         Runs the program on the handle's device and stream. See cudnn_jax.pygraph.execute.
         """

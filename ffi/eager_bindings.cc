@@ -66,19 +66,20 @@ void bind_handles(nb::module_& m) {
       [](int device, const nb::object& stream) {
         return new UserHandle(ordinal_of(device), stream_of(stream));
       },
-      "device"_a = 0, "stream"_a = 0,
+      "device"_a = 0, "stream"_a.none() = 0,
       nb::sig("def create_handle(device: int = 0, stream: object = 0) -> Handle"),
       "A handle for a CUDA ordinal and a stream. Opens neither CUDA nor cuDNN yet.");
-  m.def("destroy_handle", &destroy_handle, "handle"_a, nb::sig("def destroy_handle(handle: Handle) -> None"),
+  m.def("destroy_handle", &destroy_handle, "handle"_a.none(),
+        nb::sig("def destroy_handle(handle: Handle) -> None"),
         "Destroys cuDNN's handle, if there is one. A second call does nothing, any other use is a "
         "RuntimeError.");
-  m.def("set_stream", &set_stream, "handle"_a, "stream"_a,
+  m.def("set_stream", &set_stream, "handle"_a.none(), "stream"_a.none(),
         nb::sig("def set_stream(handle: Handle, stream: object) -> None"),
         "Moves the handle to a stream: a CUstream's address, or an object with __cuda_stream__, cuda_stream "
         "(torch) "
         "or ptr (cupy). The stream that it is on already costs nothing.");
   m.def(
-      "get_stream", [](nb::handle handle) { return number(handle_of(handle).stream()); }, "handle"_a,
+      "get_stream", [](nb::handle handle) { return number(handle_of(handle).stream()); }, "handle"_a.none(),
       nb::sig("def get_stream(handle: Handle) -> int"), "The address of the handle's stream.");
 }
 

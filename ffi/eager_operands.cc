@@ -89,7 +89,8 @@ void GraphOperand::check(const BufferView& view, const Place& place) const {
   const uintptr_t past = reinterpret_cast<uintptr_t>(view.data) % kOperandAlignment;
   if (past != 0) {
     refuse(label + ": the buffer's address is " + std::to_string(past) + " bytes past a multiple of " +
-           std::to_string(kOperandAlignment) + ", the rule is a multiple of " + std::to_string(kOperandAlignment));
+           std::to_string(kOperandAlignment) + ", the rule is a multiple of " +
+           std::to_string(kOperandAlignment));
   }
 }
 

@@ -125,7 +125,7 @@ void bind_packs(nb::module_& m) {
           [](const GraphOperands& self, nb::handle buffers, std::optional<int> device, nb::handle stream) {
             return new VariantPack(self, buffers, place_of(device, stream));
           },
-          "buffers"_a, "device"_a = nb::none(), "stream"_a = 0,
+          "buffers"_a.none(), "device"_a = nb::none(), "stream"_a.none() = 0,
           "Reads a dictionary from tensors or uids to buffers, for a CUDA ordinal or (None) the CPU. "
           "ValueError or "
           "TypeError names the tensor, what came and the rule.");
@@ -271,7 +271,8 @@ void bind_executable(nb::module_& m) {
           "device is the CUDA ordinal that a call without a handle runs on, None for a program of the CPU; "
           "device_kind is the name of the devices that the program was planned for.")
       .def_prop_ro("workspace_size", &Executable::workspace_size, "Bytes.")
-      .def("execute", &Executable::execute, "buffers"_a, "workspace"_a = nb::none(), "handle"_a = nb::none(),
+      .def("execute", &Executable::execute, "buffers"_a.none(), "workspace"_a = nb::none(),
+           "handle"_a = nb::none(),
            "Runs the program on the handle's device and stream. See cudnn_jax.pygraph.execute.");
 }
 

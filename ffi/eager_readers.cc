@@ -25,6 +25,7 @@ std::string type_name(PyObject* object) {
 
 // "BufferError: the text", on one line, and the exception is no longer set. An interrupt goes on.
 std::string take_python_error() {
+  if (PyErr_Occurred() == nullptr) return "no reason given";
   nb::python_error error;
   if (!error.matches(PyExc_Exception)) throw error;
   std::string text = nb::cast<std::string>(error.type().attr("__name__")) + ": " +
