@@ -95,10 +95,9 @@ def _devices() -> Finding:
 def _library(item: str, read: str, meaning: str) -> Callable[[], Finding]:
     def check() -> Finding:
         try:
-            from cudnn_jax import _ffi, _runtime
+            from cudnn_jax.engines import versions
 
-            _runtime.register()
-            return Finding(item, "ok", _dotted(getattr(_ffi, read)()), meaning)
+            return Finding(item, "ok", _dotted(getattr(versions, read)()), meaning)
         except Exception as error:
             return Finding(item, "missing", _line(error), meaning)
 
@@ -134,8 +133,8 @@ _CHECKS: tuple[Callable[[], Finding], ...] = (
     _jax,
     _handlers,
     _devices,
-    _library("CUDA driver", "cuda_driver_version", "needed to run anything on a GPU"),
-    _library("cuDNN", "cudnn_version", "without it attention on a GPU falls to the reference engine"),
+    _library("CUDA driver", "cuda_driver", "needed to run anything on a GPU"),
+    _library("cuDNN", "cudnn", "without it attention on a GPU falls to the reference engine"),
     _optional("CuTe-DSL", "cutlass", "nvidia-cutlass-dsl", "builds CuTe-DSL engines (extra cutedsl)"),
     _optional("cuTile", "cuda.tile", "cuda-tile", "builds cuTile engines (extra cutile)"),
     _optional("Flax", "flax", "flax", "cudnn_jax.flax (extra flax)"),

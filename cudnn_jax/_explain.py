@@ -87,7 +87,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
             {
                 "operation": name.removeprefix("cudnn_jax."),
                 "count": count,
-                "facts": planned.facts.describe(),
+                "facts": planned.subject,
                 "family": planned.family,
                 "engine": planned.plan.engine,
                 "plan": planned.plan.name,

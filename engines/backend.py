@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from cudnn_jax import _ffi
-from cudnn_jax.engines import libraries
+from cudnn_jax.engines import libraries, versions
 from cudnn_jax.engines.base import Decline, PlanConfig, Program
 from cudnn_jax.engines.program import ProgramBuilder, arguments
 from cudnn_jax.engines.target import Target
@@ -27,7 +27,7 @@ class BackendSession:
     index: dict[PlanConfig, int]
     prefill: Mapping[int, int] = field(default_factory=dict)
 
-    def build(self, config: PlanConfig) -> Program:
+    def build(self, config: PlanConfig, pinned: bool = False) -> Program:
         """Builds one of the session's plans and serialises it into a program."""
         at = self.index.get(config)
         try:
@@ -36,7 +36,7 @@ class BackendSession:
             self.lowered.build_plan(at)
         except _ffi.BackendNotSupported as error:
             raise GraphNotSupportedError(str(error)) from None
-        builder = ProgramBuilder(self.graph, self.target, cudnn=_ffi.cudnn_version())
+        builder = ProgramBuilder(self.graph, self.target, cudnn=versions.cudnn())
         self._prefill(builder)
         size = self.lowered.plan_workspace(at)
         uids = list(self.lowered.uids())

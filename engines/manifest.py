@@ -70,6 +70,20 @@ def _attention(name: str, anchor: str) -> EngineFamily:
     )
 
 
+def _norm(name: str, anchor: str) -> EngineFamily:
+    """Forward and backward norms, as attention."""
+    room = "cudnn_jax.engines.norm"
+    return EngineFamily(
+        name=name,
+        anchors=frozenset({anchor}),
+        analyzer=(f"{room}.facts", "analyze"),
+        heuristics=(f"{room}.heuristics", "recommend"),
+        slots=(
+            EngineSlot(0, "cutile_rmsnorm", (f"{room}.rmsnorm_cutile", "CutileRmsNorm")),
+            EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "NormReference")),
+        ),
+    )
+
 _POINTWISE_ROOM = "cudnn_jax.engines.pointwise"
 
 POINTWISE = EngineFamily(
@@ -88,6 +102,8 @@ FAMILIES: dict[str, EngineFamily] = {
     for family in (
         _attention("sdpa_fwd", "SDPA"),
         _attention("sdpa_bwd", "SDPA_BACKWARD"),
+        _norm("norm_fwd", "RMS_NORM"),
+        _norm("norm_bwd", "RMS_NORM_BACKWARD"),
         POINTWISE,
     )
 }

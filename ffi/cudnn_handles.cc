@@ -27,6 +27,11 @@ void CudnnHandlePool::prepare() {
   prepared_ = true;
 }
 
+void CudnnHandlePool::give(cudnnHandle_t handle, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back({handle, stream});
+}
+
 CudnnHandlePool::Lease::Lease(CudnnHandlePool& pool, void* stream) : pool_(pool) {
   Free found{nullptr, nullptr};
   {
@@ -47,17 +52,13 @@ CudnnHandlePool::Lease::Lease(CudnnHandlePool& pool, void* stream) : pool_(pool)
   if (stream_ == stream) return;
   const cudnnStatus_t status = cudnn().set_stream(handle_, static_cast<cudaStream_t>(stream));
   if (status != CUDNN_STATUS_SUCCESS) {
-    std::lock_guard<std::mutex> lock(pool_.mutex_);
-    pool_.free_.push_back({handle_, stream_});
+    pool_.give(handle_, stream_);
     cudnn().check(status, "cudnnSetStream");
   }
   stream_ = stream;
 }
 
-CudnnHandlePool::Lease::~Lease() {
-  std::lock_guard<std::mutex> lock(pool_.mutex_);
-  pool_.free_.push_back({handle_, stream_});
-}
+CudnnHandlePool::Lease::~Lease() { pool_.give(handle_, stream_); }
 
 CudnnHandlePool& cudnn_handles(int device, CudnnHandleUse use) {
   static auto& running = *new PerDevice<CudnnHandlePool>;

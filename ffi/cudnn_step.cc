@@ -12,6 +12,7 @@
 #include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_library.h"
 #include "ffi/cudnn_plan.h"
+#include "ffi/cudnn_user_handle.h"
 #include "ffi/cudnn_version.h"
 #include "ffi/driver.h"
 #include "ffi/library.h"
@@ -102,14 +103,23 @@ class LoadedPlan {
     pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &backend_workspace);
     pack.finalize("cudnnBackendFinalize of the variant pack");
 
-    const CudnnHandlePool::Lease lease(handles_, call.stream);
-    std::optional<RelaxedCapture> relaxed;
-    if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
-    cudnn().check(cudnn().execute(lease.get(), descriptor_.get(), pack.get()), "cudnnBackendExecute");
-    executed_.store(true, std::memory_order_relaxed);
+    if (call.handle != nullptr) {
+      const UserHandle::Use use(*call.handle, call.stream);
+      execute(static_cast<cudnnHandle_t>(use.get()), pack);
+    } else {
+      const CudnnHandlePool::Lease lease(handles_, call.stream);
+      execute(lease.get(), pack);
+    }
   }
 
  private:
+  void execute(cudnnHandle_t handle, const CudnnDescriptor& pack) const {
+    std::optional<RelaxedCapture> relaxed;
+    if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
+    cudnn().check(cudnn().execute(handle, descriptor_.get(), pack.get()), "cudnnBackendExecute");
+    executed_.store(true, std::memory_order_relaxed);
+  }
+
   const CudnnPlan plan_;
   const int64_t workspace_offset_;
   std::vector<Arg> args_;  // by caller slot

@@ -27,6 +27,7 @@ namespace cudnn_jax {
 #ifdef CUDNN_JAX_WITH_CUDNN
 void bind_cudnn(nb::module_& module);
 #endif
+void bind_eager(nb::module_& module);
 
 namespace {
 
@@ -186,4 +187,5 @@ NB_MODULE(_ffi, m) {
 #ifdef CUDNN_JAX_WITH_CUDNN
   bind_cudnn(m);
 #endif
+  bind_eager(m);
 }

@@ -18,7 +18,7 @@ ROOT = HERE.parents[1]
 SPEC = json.loads((ROOT / "ffi" / "program_spec.json").read_text())
 CORE = [
     path for path in (*sorted(ROOT.glob("ffi/*.cc")), *sorted(ROOT.glob("ffi/steps/*.cc")))
-    if not path.name.startswith(("module", "xla_handlers", "cudnn_"))
+    if not path.name.startswith(("module", "xla_handlers", "cudnn_", "eager_"))
 ]  # fmt: skip
 """What needs neither Python, XLA nor cuDNN's headers."""
 

@@ -9,7 +9,7 @@ import native
 import pytest
 
 HEADERS = ("cudnn.h", "cuda_runtime.h", "crt/host_config.h")
-PARTS = ("graph_text", "handles", "library", "plan", "plan_text", "step")
+PARTS = ("graph_text", "handles", "library", "plan", "plan_text", "step", "user_handle")
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
