@@ -52,7 +52,7 @@ def prepare(graph: pygraph, target: Target, artifact: Artifact) -> Execution:
     Raises:
       GraphNotSupportedError: the artifact needs JAX around it.
     """
-    operands = _ffi.GraphOperands([_row(tensor) for tensor in (*graph.inputs, *graph.outputs)])
+    operands = operands_of(graph)
     if isinstance(artifact, Program):
         return _of_program(operands, target, artifact)
     if target.platform != "cpu":
@@ -66,6 +66,11 @@ def prepare(graph: pygraph, target: Target, artifact: Artifact) -> Execution:
             f"graph.execute cannot run the reference engine on {narrow[0].data_type.value}, which JAX keeps unpacked"
         )
     return Execution(_InlineRun(graph, operands, artifact), 0)
+
+
+def operands_of(graph: pygraph) -> _ffi.GraphOperands:
+    """The graph's inputs and outputs as the C++ side knows them, in the order of a program's operands."""
+    return _ffi.GraphOperands([_row(tensor) for tensor in (*graph.inputs, *graph.outputs)])
 
 
 def _of_program(operands: _ffi.GraphOperands, target: Target, program: Program) -> Execution:
