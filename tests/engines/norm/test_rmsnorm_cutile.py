@@ -183,6 +183,12 @@ def test_without_the_dsl_the_reason_names_the_extra(monkeypatch) -> None:
     assert refused(SIMPLE.forward()) == "cuda-tile is not installed; the extra cutile brings it"
 
 
+def test_a_compiler_that_cutile_would_not_find_is_declined(monkeypatch, tmp_path) -> None:
+    first = cutile._first_folder
+    monkeypatch.setattr(cutile, "_first_folder", lambda name: str(tmp_path) if name == "nvidia.cu13" else first(name))
+    assert refused(SIMPLE.forward()) == f"tileiras is not under {tmp_path}, the first folder of the package nvidia.cu13"
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_an_h200_that_is_not_there_gets_a_program(direction) -> None:
     case = Case((64, 256), (1,), "bfloat16", bias=True)
