@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = {"sdpa": "benchmarks.sdpa", "picture": "benchmarks.picture"}
+BENCHMARKS = {"sdpa": "benchmarks.sdpa", "pointwise": "benchmarks.pointwise", "picture": "benchmarks.picture"}
 
 
 def main(argv: list[str]) -> int:

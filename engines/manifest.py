@@ -84,6 +84,7 @@ def _norm(name: str, anchor: str) -> EngineFamily:
         ),
     )
 
+
 _POINTWISE_ROOM = "cudnn_jax.engines.pointwise"
 
 POINTWISE = EngineFamily(

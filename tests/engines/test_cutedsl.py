@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_jax.engines import cutedsl
+from cudnn_jax.engines import cutedsl, versions
 from cudnn_jax.graph import GraphNotSupportedError, data_type
 from support.cute_objects import compiled
 
@@ -49,7 +49,7 @@ def test_an_object_is_for_its_target() -> None:
     assert len({each.data for each in made.values()}) == 5
     for chip, each in zip(("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"), made.values(), strict=True):
         assert f"-arch {chip} ".encode() in each.data
-        assert (each.function, each.version) == ("bias_gelu", cutedsl.version())
+        assert (each.function, each.version) == ("bias_gelu", versions.cutedsl())
 
 
 def test_host_code_is_for_the_baseline_of_a_named_machine(monkeypatch: pytest.MonkeyPatch) -> None:
