@@ -111,17 +111,15 @@ def compile_function(fn: Callable[..., Any], args: Sequence[Any], target: Target
             raise GraphNotSupportedError(f"architecture {chip}, unknown to {DISTRIBUTION} {versions.cutedsl()}")
         options = f"--gpu-arch {chip} --host-target '{_HOSTS[platform.machine()]}'"
         with _pinned(cutlass, chip):
-            compiled = cute.compile(fn, *args, driver.CUstream(0), options=options)
+            # Without an engine nothing is linked into this process, and the DSL's runtime is not loaded.
+            compiled = cute.compile(fn, *args, driver.CUstream(0), options=options, no_jit_engine=True)
             data: bytes = compiled.dump_to_object(name)
     return CuteObject(data, name, versions.cutedsl())
 
 
 @contextmanager
 def _pinned(cutlass: Any, chip: str) -> Iterator[None]:
-    """Sets the architecture that the DSL takes for the machine's own, without which it would ask the driver.
-
-    It links an object only when the machine could run it.
-    """
+    """Sets the architecture that the DSL takes for the machine's own, which it would ask the driver for."""
     environment = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
     before = environment._arch
     environment.arch = chip

@@ -83,13 +83,15 @@ def test_the_process_is_left_as_it_was() -> None:
         sys.excepthook = before
 
 
-def test_no_driver_is_asked() -> None:
+def test_no_driver_is_asked_and_no_runtime_loaded() -> None:
     in_a_child(
         "import cuda.bindings.driver as driver\n"
-        "def refuse(*args): raise AssertionError('the driver was asked')\n"
+        "asked = []\n"
+        "def refuse(*args): asked.append(args); return (driver.CUresult.CUDA_ERROR_NO_DEVICE,)\n"
         "driver.cuInit = driver.cuDeviceGetCount = driver.cuCtxGetCurrent = refuse\n"
         "from support.cute_objects import compiled\n"
-        "assert compiled().data"
+        "assert compiled().data and not asked, asked\n"
+        "assert 'libcute_dsl_runtime' not in open('/proc/self/maps').read()"
     )
 
 
