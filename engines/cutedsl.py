@@ -12,7 +12,6 @@ one object runs, and has the same bytes, whatever CPU compiled it.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import platform
 import sys
@@ -22,12 +21,15 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from cudnn_jax.engines import versions
 from cudnn_jax.engines.kernels import CuteObject
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, data_type
 
 DISTRIBUTION = "nvidia-cutlass-dsl"
 MINIMUM = (4, 8, 1)
+"""The oldest version whose options, objects and runtime are the ones used here."""
+_EXTRA = "the extra cutedsl brings it"
 _HOSTS = {"x86_64": "llvm -mtriple=x86_64-unknown-linux-gnu", "aarch64": "linux-aarch64"}
 """Machine -> the baseline that the DSL compiles host code for."""
 
@@ -41,18 +43,13 @@ _TYPES = {
 _lock = threading.Lock()
 
 
-def version() -> str:
-    """The installed DSL's version, such as "4.8.1"; PackageNotFoundError (an ImportError) if there is none."""
-    return importlib.metadata.version(DISTRIBUTION)
-
-
 def available() -> None:
     """Raises ImportError with the reason if objects cannot be compiled here. Loads nothing."""
     wanted = ".".join(map(str, MINIMUM))
     try:
-        found = version()
+        found = versions.cutedsl()
     except ImportError:
-        raise ImportError(f"{DISTRIBUTION} is not installed, needs {wanted} or newer") from None
+        raise ImportError(f"{DISTRIBUTION} is not installed, needs {wanted} or newer; {_EXTRA}") from None
     if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < MINIMUM:
         raise ImportError(f"{DISTRIBUTION} {found}, needs {wanted} or newer")
     if importlib.util.find_spec("cutlass") is None:
@@ -111,20 +108,18 @@ def compile_function(fn: Callable[..., Any], args: Sequence[Any], target: Target
         from cutlass.base_dsl.enums import Arch
 
         if chip not in Arch.__members__:
-            raise GraphNotSupportedError(f"architecture {chip}, unknown to {DISTRIBUTION} {version()}")
+            raise GraphNotSupportedError(f"architecture {chip}, unknown to {DISTRIBUTION} {versions.cutedsl()}")
         options = f"--gpu-arch {chip} --host-target '{_HOSTS[platform.machine()]}'"
         with _pinned(cutlass, chip):
-            compiled = cute.compile(fn, *args, driver.CUstream(0), options=options)
+            # Without an engine nothing is linked into this process, and the DSL's runtime is not loaded.
+            compiled = cute.compile(fn, *args, driver.CUstream(0), options=options, no_jit_engine=True)
             data: bytes = compiled.dump_to_object(name)
-    return CuteObject(data, name, version())
+    return CuteObject(data, name, versions.cutedsl())
 
 
 @contextmanager
 def _pinned(cutlass: Any, chip: str) -> Iterator[None]:
-    """Sets the architecture that the DSL takes for the machine's own, without which it would ask the driver.
-
-    It links an object only when the machine could run it.
-    """
+    """Sets the architecture that the DSL takes for the machine's own, which it would ask the driver for."""
     environment = cutlass.cutlass_dsl.CuTeDSL._get_dsl().envar
     before = environment._arch
     environment.arch = chip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cudnn_jax.engines import cutedsl
+from cudnn_jax.engines import cutedsl, versions
 from cudnn_jax.graph import GraphNotSupportedError, data_type
 from support.cute_objects import compiled
 
@@ -49,7 +49,7 @@ def test_an_object_is_for_its_target() -> None:
     assert len({each.data for each in made.values()}) == 5
     for chip, each in zip(("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"), made.values(), strict=True):
         assert f"-arch {chip} ".encode() in each.data
-        assert (each.function, each.version) == ("bias_gelu", cutedsl.version())
+        assert (each.function, each.version) == ("bias_gelu", versions.cutedsl())
 
 
 def test_host_code_is_for_the_baseline_of_a_named_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +83,15 @@ def test_the_process_is_left_as_it_was() -> None:
         sys.excepthook = before
 
 
-def test_no_driver_is_asked() -> None:
+def test_no_driver_is_asked_and_no_runtime_loaded() -> None:
     in_a_child(
         "import cuda.bindings.driver as driver\n"
-        "def refuse(*args): raise AssertionError('the driver was asked')\n"
+        "asked = []\n"
+        "def refuse(*args): asked.append(args); return (driver.CUresult.CUDA_ERROR_NO_DEVICE,)\n"
         "driver.cuInit = driver.cuDeviceGetCount = driver.cuCtxGetCurrent = refuse\n"
         "from support.cute_objects import compiled\n"
-        "assert compiled().data"
+        "assert compiled().data and not asked, asked\n"
+        "assert 'libcute_dsl_runtime' not in open('/proc/self/maps').read()"
     )
 
 

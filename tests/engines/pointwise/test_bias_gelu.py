@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cudnn_jax import _ffi
-from cudnn_jax.engines import cutedsl, ids, manifest
+from cudnn_jax.engines import cutedsl, ids, manifest, versions
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.pointwise import samples
 from cudnn_jax.engines.pointwise.bias_gelu import BiasGelu
@@ -233,7 +233,7 @@ def test_a_program_is_built_for_a_gpu_that_is_not_there(name: str) -> None:
     assert plan == graph.plans[0] and plan.workspace == 0
     seen = _ffi.program_check(program.data)
     assert (seen["platform"], seen["arch"], seen["steps"]) == ("cuda", 90, ["cute"])
-    assert seen["cutedsl"] == cutedsl.version()
+    assert seen["cutedsl"] == versions.cutedsl()
     dtypes = {operand["dtype"] for operand in (*seen["inputs"], *seen["outputs"])}
     assert dtypes == {graph.inputs[0].data_type.value}
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.graph import OPERATIONS
+
 erf = np.vectorize(math.erf, otypes=[np.float64])
 STEP = 1e-4
 
@@ -91,3 +94,44 @@ def expected(mode: str, arrays: list[Any], options: dict[str, Any]) -> Any:
         loss, x = arrays
         return loss * slope(forward, x, **options)
     return forward(*arrays, **options)
+
+
+MODES = sorted(name for name, operation in OPERATIONS.items() if operation.type == "POINTWISE")
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "relu": [{}, {"negative_slope": 0.3}, {"lower_clip": 0.5, "upper_clip": 1.5, "negative_slope": 0.1}],
+    "leaky_relu": [{"negative_slope": 0.2}],
+    "swish": [{}, {"swish_beta": 1.7}],
+    "gen_index": [{"axis": 0}, {"axis": 2}],
+}
+CASES = [(mode, options) for mode in MODES for options in OPTIONS.get(mode.removesuffix("_backward"), [{}])]
+POSITIVE = {"log", "sqrt", "rsqrt", "pow"}
+AWAY_FROM_0 = {"reciprocal", "div", "mod"}
+KINKS = (0.0, 0.5, 1.5)
+SHAPE = (3, 5, 64)
+
+
+def draw(mode: str, rng: np.random.Generator) -> list[np.ndarray]:
+    """float32 operands inside the mode's domain, and a boolean mask; not next to a kink where a slope is asked for."""
+    arrays = [rng.uniform(-4, 4, SHAPE).astype(np.float32) for _ in OPERATIONS[mode].inputs]
+    if mode in POSITIVE:
+        arrays[0] = np.abs(arrays[0]) + np.float32(0.1)
+    if mode in AWAY_FROM_0:
+        arrays[-1] = np.where(np.abs(arrays[-1]) < 0.5, np.float32(1.25), arrays[-1])
+    if mode.endswith("_backward"):
+        close = np.min([np.abs(arrays[1] - kink) for kink in KINKS], axis=0) < 0.01
+        arrays[1] = np.where(close, np.float32(2.25), arrays[1])
+    if mode in ("cmp_eq", "cmp_neq", "cmp_ge", "cmp_gt", "cmp_le", "cmp_lt", "max", "min"):
+        arrays[1] = np.where(rng.random(SHAPE) < 0.5, arrays[0], arrays[1])
+    if mode.startswith("logical_"):
+        arrays = [np.where(rng.random(SHAPE) < 0.5, np.float32(0), array) for array in arrays]
+    if mode == "binary_select":
+        arrays[2] = arrays[2] > 0
+    return arrays
+
+
+def graph_of_one(mode: str, arrays: list[np.ndarray], options: dict[str, Any]) -> pygraph:
+    """A float32 graph of one node over tensors like the arrays."""
+    graph = pygraph(io_data_type="float32")
+    tensors = [graph.tensor(array.shape, data_type=array.dtype) for array in arrays]
+    getattr(graph, mode)(*tensors, **options).set_output(True)
+    return graph
