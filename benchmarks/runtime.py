@@ -167,14 +167,8 @@ def run(effort: tuple[int, int], live: tuple[int, ...]) -> Iterator[dict[str, An
     """One row for each kind of step and number of other live programs, then one for the release of all."""
     rounds, calls = effort
     chosen = cases()
-    compiled = {
-        case.kind: (
-            jax.jit(lambda *a, case=case: cudnn_jax.call(case.graph, *a, implementation=case.implementation)),
-            case.arrays,
-        )
-        for case in chosen
-    }
-    steps = {case.kind: case.steps for case in chosen}
+    compiled = {case.kind: (jax.jit(case.call), case.arrays) for case in chosen}
+    steps = {case.kind: len(payload_of(case.program.data)["steps"]) for case in chosen}
     for fn, arrays in compiled.values():
         jax.block_until_ready(fn(*arrays))
     template = next(case for case in chosen if case.kind == "cubin")

@@ -19,7 +19,6 @@ def _no_cache_of_the_user() -> Iterator[None]:
     """What tests plan is neither kept nor found; a test of the cache names a folder of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDNN_JAX_CACHE_DIR", "")
-        patch.delenv("CUDNN_JAX_PROGRAMS", raising=False)
         yield
 
 

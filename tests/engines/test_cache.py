@@ -25,6 +25,7 @@ H200 = named("h200")
 @pytest.fixture(autouse=True)
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDNN_JAX_PROGRAMS", raising=False)
     planning.clear_memo()
     yield
     planning.clear_memo()
