@@ -165,7 +165,8 @@ class _Planner:
             return engine.build_plan(self.graph, self.facts, config, self.target)
         if self._session is None:
             raise GraphNotSupportedError("no engine of that id is offered")
-        program = self._session.build(config)
+        pinned = self.pinned is not None or self.implementation == config.name
+        program = self._session.build(config, pinned=pinned)
         return program if self._derived is None else self._derived.attach(program)
 
     def _refusal(self) -> str:
