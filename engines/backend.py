@@ -27,8 +27,11 @@ class BackendSession:
     index: dict[PlanConfig, int]
     prefill: Mapping[int, int] = field(default_factory=dict)
 
-    def build(self, config: PlanConfig, pinned: bool = False) -> Program:
-        """Builds one of the session's plans and serialises it into a program."""
+    def build(self, config: PlanConfig, *, pinned: bool = False) -> Program:
+        """Builds one of the session's plans and serialises it into a program.
+
+        A `pinned` plan is never replaced by another engine's or other knobs' where cuDNN's version differs at run time.
+        """
         at = self.index.get(config)
         try:
             if at is None:
@@ -45,6 +48,7 @@ class BackendSession:
             graph=self.graph.canonical_json(),
             plan=self.lowered.serialize_plan(at),
             engine_id=config.engine_id,
+            pinned=pinned,
             knobs=dict(config.knobs),
             uids=uids,
             args=arguments(self.graph, [uid - 1 for uid in uids]),

@@ -1,6 +1,7 @@
 #include "ffi/cudnn_handles.h"
 
 #include <memory>
+#include <utility>
 
 #include "ffi/capture.h"
 #include "ffi/per_device.h"
@@ -13,11 +14,21 @@ constexpr void* kDefaultStream = nullptr;
 
 }  // namespace
 
-CudnnHandlePool::Free CudnnHandlePool::make() {
+CudnnHandlePool::Entry* CudnnHandlePool::make() {
+  CudnnDescriptor variant_pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   RelaxedCapture relaxed;
   cudnnHandle_t handle = nullptr;
   cudnn().check(cudnn().create(&handle), "cudnnCreate");
-  return {handle, kDefaultStream};
+  return new Entry{handle, kDefaultStream, std::move(variant_pack)};
+}
+
+void CudnnHandlePool::give_back(Entry* entry) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_.push_back(entry);  // there was room for it when it was taken
+}
+
+void CudnnHandlePool::give(cudnnHandle_t handle, void* stream) {
+  give_back(new Entry{handle, stream, CudnnDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)});
 }
 
 void CudnnHandlePool::prepare() {
@@ -27,38 +38,30 @@ void CudnnHandlePool::prepare() {
   prepared_ = true;
 }
 
-void CudnnHandlePool::give(cudnnHandle_t handle, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back({handle, stream});
-}
-
-CudnnHandlePool::Lease::Lease(CudnnHandlePool& pool, void* stream) : pool_(pool) {
-  Free found{nullptr, nullptr};
+CudnnHandlePool::Lease::Lease(CudnnHandlePool& pool, void* stream) : pool_(pool), entry_(nullptr) {
   {
     std::lock_guard<std::mutex> lock(pool_.mutex_);
     auto& free = pool_.free_;
     auto chosen = free.begin();
-    while (chosen != free.end() && chosen->stream != stream) ++chosen;
+    while (chosen != free.end() && (*chosen)->stream != stream) ++chosen;
     if (chosen == free.end()) chosen = free.begin();
     if (chosen != free.end()) {
-      found = *chosen;
+      entry_ = *chosen;
       free.erase(chosen);
     }
   }
   // As many handles as there were calls at one time; the last ones are made outside the lock.
-  if (found.handle == nullptr) found = make();
-  handle_ = found.handle;
-  stream_ = found.stream;
-  if (stream_ == stream) return;
-  const cudnnStatus_t status = cudnn().set_stream(handle_, static_cast<cudaStream_t>(stream));
+  if (entry_ == nullptr) entry_ = make();
+  if (entry_->stream == stream) return;
+  const cudnnStatus_t status = cudnn().set_stream(entry_->handle, static_cast<cudaStream_t>(stream));
   if (status != CUDNN_STATUS_SUCCESS) {
-    pool_.give(handle_, stream_);
+    pool_.give_back(entry_);
     cudnn().check(status, "cudnnSetStream");
   }
-  stream_ = stream;
+  entry_->stream = stream;
 }
 
-CudnnHandlePool::Lease::~Lease() { pool_.give(handle_, stream_); }
+CudnnHandlePool::Lease::~Lease() { pool_.give_back(entry_); }
 
 CudnnHandlePool& cudnn_handles(int device, CudnnHandleUse use) {
   static auto& running = *new PerDevice<CudnnHandlePool>;

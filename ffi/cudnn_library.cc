@@ -27,6 +27,7 @@ CudnnApi load_api() {
   bind(api.set_stream, "cudnnSetStream");
   bind(api.create_descriptor, "cudnnBackendCreateDescriptor");
   bind(api.destroy_descriptor, "cudnnBackendDestroyDescriptor");
+  bind(api.initialize_descriptor, "cudnnBackendInitialize");
   bind(api.set_attribute, "cudnnBackendSetAttribute");
   bind(api.get_attribute, "cudnnBackendGetAttribute");
   bind(api.finalize, "cudnnBackendFinalize");
@@ -50,6 +51,10 @@ void CudnnApi::check(cudnnStatus_t status, const char* call) const {
   while (!detail.empty() && detail.back() == '\n') detail.pop_back();
   for (char& c : detail) c = c == '\n' ? ' ' : c;
   if (!detail.empty()) message += ", " + detail;
+  const bool refused = CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED ||
+                       status == CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH ||
+                       status == CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH;
+  if (refused) throw CudnnRefusal(message);
   throw CallError(message);
 }
 
@@ -66,7 +71,13 @@ CudnnDescriptor::CudnnDescriptor(cudnnBackendDescriptorType_t type) {
   cudnn().check(cudnn().create_descriptor(type, &descriptor_), "cudnnBackendCreateDescriptor");
 }
 
-CudnnDescriptor::~CudnnDescriptor() { cudnn().destroy_descriptor(descriptor_); }
+CudnnDescriptor::~CudnnDescriptor() {
+  if (descriptor_ != nullptr) cudnn().destroy_descriptor(descriptor_);
+}
+
+void CudnnDescriptor::clear() {
+  cudnn().check(cudnn().initialize_descriptor(descriptor_), "cudnnBackendInitialize");
+}
 
 void CudnnDescriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
                           const void* values) {

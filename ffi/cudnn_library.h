@@ -4,8 +4,18 @@
 #include <cudnn.h>
 
 #include <cstdint>
+#include <string>
+#include <utility>
+
+#include "ffi/error.h"
 
 namespace cudnn_jax {
+
+// cuDNN does not serve what it was asked, or what another version of it made.
+class CudnnRefusal : public CallError {
+ public:
+  explicit CudnnRefusal(const std::string& message) : CallError(message) {}
+};
 
 struct CudnnApi {
   void* library = nullptr;  // as dlopen gave it
@@ -17,12 +27,14 @@ struct CudnnApi {
   decltype(&cudnnSetStream) set_stream;
   decltype(&cudnnBackendCreateDescriptor) create_descriptor;
   decltype(&cudnnBackendDestroyDescriptor) destroy_descriptor;
+  decltype(&cudnnBackendInitialize) initialize_descriptor;
   decltype(&cudnnBackendSetAttribute) set_attribute;
   decltype(&cudnnBackendGetAttribute) get_attribute;
   decltype(&cudnnBackendFinalize) finalize;
   decltype(&cudnnBackendExecute) execute;
 
-  // Throws CallError: the call, cuDNN's status and the last of its reasons, on one line.
+  // Throws CudnnRefusal or another CallError: the call, cuDNN's status and the last of its reasons, on one
+  // line.
   void check(cudnnStatus_t status, const char* call) const;
 };
 
@@ -38,10 +50,16 @@ class CudnnDescriptor {
  public:
   explicit CudnnDescriptor(cudnnBackendDescriptorType_t type);
   ~CudnnDescriptor();
-  CudnnDescriptor(const CudnnDescriptor&) = delete;
-  CudnnDescriptor& operator=(const CudnnDescriptor&) = delete;
+  CudnnDescriptor(CudnnDescriptor&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, nullptr)) {}
+  CudnnDescriptor& operator=(CudnnDescriptor&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
 
   cudnnBackendDescriptor_t get() const { return descriptor_; }
+  // Forgets all attributes: a descriptor that is finalized takes no others.
+  void clear();
   void set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
            const void* values);
   void finalize(const char* what);

@@ -131,8 +131,12 @@ CudnnPlan plan_from_bytes(const uint8_t* data, size_t size, const std::string& f
     plan.scratch.push_back({fill("scratch", row[0]), reader.number("scratch", row[1], plan.workspace)});
   });
   reader.rows("aliases", 3, [&](const Json& row) {
-    plan.aliases.push_back(
-        {fill("aliases", row[0]), slot("aliases", row[1]), reader.number("aliases", row[2], kLargest)});
+    // A run fills aliases in this order, so the source has to be filled by then.
+    const size_t source = slot("aliases", row[1]);
+    if (!filled[source]) {
+      reader.fail("aliases", "slot " + std::to_string(source) + " is not filled before the alias of it");
+    }
+    plan.aliases.push_back({fill("aliases", row[0]), source, reader.number("aliases", row[2], kLargest)});
   });
   reader.rows("clears", 2, [&](const Json& row) {
     const int64_t bytes = reader.number("clears", row[1], plan.backend_workspace);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ffi/capture.h"
+#include "ffi/counters.h"
 #include "ffi/cudnn_backend.h"
 #include "ffi/cudnn_graph_text.h"
 #include "ffi/cudnn_handles.h"
@@ -31,6 +32,7 @@ struct Description {
   std::string graph;
   CudnnPlan plan;
   EngineChoice engine;
+  bool pinned = false;          // no other plan may stand in for this one
   std::map<int64_t, Arg> args;  // by uid
   int64_t workspace_offset = 0;
   int64_t workspace_bytes = 0;
@@ -97,27 +99,30 @@ class LoadedPlan {
 
     void* backend_workspace = workspace == nullptr ? nullptr : workspace + plan_.backend_workspace;
     const auto count = static_cast<int64_t>(plan_.uids.size());
-    CudnnDescriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-    pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data());
-    pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, plan_.uids.data());
-    pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &backend_workspace);
-    pack.finalize("cudnnBackendFinalize of the variant pack");
-
+    const auto launch = [&](cudnnHandle_t handle, CudnnDescriptor& pack) {
+      pack.clear();
+      pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data());
+      pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, plan_.uids.data());
+      pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &backend_workspace);
+      pack.finalize("cudnnBackendFinalize of the variant pack");
+      std::optional<RelaxedCapture> relaxed;
+      if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
+      cudnn().check(execute(handle, pack.get()), "cudnnBackendExecute");
+      if (relaxed.has_value()) executed_.store(true, std::memory_order_relaxed);
+    };
     if (call.handle != nullptr) {
       const UserHandle::Use use(*call.handle, call.stream);
-      execute(static_cast<cudnnHandle_t>(use.get()), pack);
+      launch(static_cast<cudnnHandle_t>(use.get()), use.variant_pack());
     } else {
       const CudnnHandlePool::Lease lease(handles_, call.stream);
-      execute(lease.get(), pack);
+      launch(lease.get(), lease.variant_pack());
     }
   }
 
  private:
-  void execute(cudnnHandle_t handle, const CudnnDescriptor& pack) const {
-    std::optional<RelaxedCapture> relaxed;
-    if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
-    cudnn().check(cudnn().execute(handle, descriptor_.get(), pack.get()), "cudnnBackendExecute");
-    executed_.store(true, std::memory_order_relaxed);
+  cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t pack) const {
+    const LibraryCall measured;
+    return cudnn().execute(handle, descriptor_.get(), pack);
   }
 
   const CudnnPlan plan_;
@@ -128,11 +133,12 @@ class LoadedPlan {
   mutable std::atomic<bool> executed_{false};
 };
 
-// Builds the plan again from the step's graph: first the same engine with the same knobs, then whatever cuDNN
-// proposes. The program's workspace is fixed, so a plan that needs more is none.
+// Builds the plan again from the step's graph: first the same engine with the same knobs, then, unless the
+// plan is pinned, whatever cuDNN proposes. The program's workspace is fixed, so a plan that needs more is
+// none.
 CudnnPlan rebuild(const Description& step, int device) {
   BackendGraph graph(step.graph, device, std::nullopt);
-  std::string reason;
+  std::string reason = "the plan names no engine";
   const auto build = [&](int64_t index) -> std::optional<CudnnPlan> {
     try {
       graph.build_plan(index);
@@ -161,6 +167,7 @@ CudnnPlan rebuild(const Description& step, int device) {
   if (step.engine.engine_id >= 0) {
     if (auto plan = attempt([&] { graph.create_execution_plan(step.engine); })) return std::move(*plan);
   }
+  if (step.pinned) throw BackendNotSupported("pinned to its engine: " + reason);
   for (const char* mode : {"A", "FALLBACK"}) {
     if (auto plan = attempt([&] { graph.create_execution_plans(mode); })) return std::move(*plan);
   }
@@ -173,14 +180,14 @@ std::unique_ptr<LoadedPlan> load_plan(const Description& step, int device) {
   if (here == step.plan.cudnn_version) {
     try {
       return std::make_unique<LoadedPlan>(step, step.plan, device);
-    } catch (const LibraryNotFound&) {
-      throw;
-    } catch (const Error& error) {
-      reason = error.what();
+    } catch (const CudnnRefusal& error) {
+      reason = error.what();  // another build of the same version, say
     }
   }
   try {
-    return std::make_unique<LoadedPlan>(step, rebuild(step, device), device);
+    auto loaded = std::make_unique<LoadedPlan>(step, rebuild(step, device), device);
+    add(counters().rebuilds);
+    return loaded;
   } catch (const LibraryNotFound&) {
     throw;
   } catch (const Error& error) {
@@ -215,6 +222,7 @@ std::unique_ptr<Step> make_cudnn_step(const Json& step, ProgramContext& context)
   const Json::binary_t& plan = step.at("plan").get_binary();
   description.plan = plan_from_bytes(plan.data(), plan.size(), context.field + ".plan");
   description.engine.engine_id = step.at("engine_id").get<int64_t>();
+  description.pinned = step.at("pinned").get<bool>();
   description.engine.knobs = step.at("knobs").get<std::map<std::string, int64_t>>();
   const std::vector<Arg> args = context.args(step.at("args"));
   const Json& uids = step.at("uids");

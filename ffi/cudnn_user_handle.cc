@@ -30,6 +30,8 @@ void* stream_of(void* backend) {
 
 }  // namespace
 
+UserHandle::UserHandle(int device, void* stream) : device_(device), stream_(stream) {}
+
 UserHandle::UserHandle(void* backend, int device, std::optional<void*> stream)
     : device_(device), stream_(nullptr), backend_(backend), made_here_(false) {
   if (backend == nullptr) {
@@ -102,6 +104,9 @@ UserHandle::Use::Use(UserHandle& handle, void* stream) : handle_(handle), lock_(
   handle_.alive();
   handle_.make();
   handle_.point_backend_at(stream);
+  if (handle_.variant_pack_ == nullptr) {
+    handle_.variant_pack_ = std::make_unique<CudnnDescriptor>(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  }
 }
 
 }  // namespace cudnn_jax

@@ -3,14 +3,17 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <optional>
 
 namespace cudnn_jax {
 
+class CudnnDescriptor;
+
 class UserHandle {
  public:
-  UserHandle(int device, void* stream) : device_(device), stream_(stream) {}
+  UserHandle(int device, void* stream);
   // Takes over a backend handle made elsewhere. Its stream is asked of cuDNN; Error if `stream` differs, or
   // if cuDNN does not tell.
   UserHandle(void* backend, int device, std::optional<void*> stream);
@@ -37,6 +40,8 @@ class UserHandle {
    public:
     Use(UserHandle& handle, void* stream);
     void* get() const { return handle_.backend_; }
+    // For the call's buffers. Holds whatever the last call left in it.
+    CudnnDescriptor& variant_pack() const { return *handle_.variant_pack_; }
 
    private:
     UserHandle& handle_;
@@ -55,6 +60,7 @@ class UserHandle {
   void* backend_ = nullptr;
   void* backend_stream_ = nullptr;
   bool made_here_ = true;
+  std::unique_ptr<CudnnDescriptor> variant_pack_;  // made at the first use
 };
 
 }  // namespace cudnn_jax

@@ -127,10 +127,14 @@ void Spec::check(const Json& value, const Table& type, const Site& site) const {
       {"integer", &Spec::check_integer}, {"text", &Spec::check_text}, {"binary", &Spec::check_binary},
       {"list", &Spec::check_list},       {"map", &Spec::check_map},   {"record", &Spec::check_nested_record},
       {"step", &Spec::check_step_shell}, {"arg", &Spec::check_arg},   {"slice", &Spec::check_slice},
-      {"number", &Spec::check_number},   {"name", &Spec::check_name},
+      {"number", &Spec::check_number},   {"name", &Spec::check_name}, {"boolean", &Spec::check_boolean},
   };
   if (value.is_null() && type.value("nullable", false)) return;
   (this->*kChecks.at(type.at("type").get<std::string>()))(value, type, site);
+}
+
+void Spec::check_boolean(const Json& value, const Table&, const Site& site) const {
+  if (!value.is_boolean()) fail(site.field, "expected true or false, got " + show(value));
 }
 
 void Spec::check_integer(const Json& value, const Table& type, const Site& site) const {

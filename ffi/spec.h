@@ -33,6 +33,7 @@ class Spec {
 
   void check_fields(const Json& value, const Table& fields, const std::string& extra, const Site& site) const;
   void check(const Json& value, const Table& type, const Site& site) const;
+  void check_boolean(const Json& value, const Table& type, const Site& site) const;
   void check_integer(const Json& value, const Table& type, const Site& site) const;
   void check_number(const Json& value, const Table& type, const Site& site) const;
   void check_text(const Json& value, const Table& type, const Site& site) const;

@@ -84,3 +84,11 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], nativ
         return native.Build(tmp_path_factory.mktemp("native"), sanitizer)
 
     return build
+
+
+@pytest.fixture
+def cute_object(tmp_path: Path) -> Path:
+    """What CuTe-DSL would export, of functions that run on the host."""
+    made = tmp_path / "cute_object.o"
+    subprocess.run(["cc", "-c", "-O1", "-fPIC", "-o", made, native.HERE / "cute_object.c"], check=True)
+    return made

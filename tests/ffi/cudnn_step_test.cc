@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "counted.h"
+#include "ffi/counters.h"
 #include "ffi/cudnn_backend.h"
 #include "ffi/cudnn_plan.h"
 #include "ffi/cudnn_plan_text.h"
@@ -85,10 +87,15 @@ constexpr char kGraph[] =
     R"("tensors":[],"nodes":[],"inputs":[],"outputs":[]})";
 
 std::unique_ptr<Step> make_step(const Bytes& plan, std::vector<int64_t> uids = {2, 1},
-                                int64_t workspace = 512) {
-  Json step = {
-      {"graph", kGraph}, {"plan", Json::binary(plan)},    {"engine_id", 5},   {"knobs", {{"STAGES", 2}}},
-      {"uids", uids},    {"workspace", {256, workspace}}, {"device", nullptr}};
+                                int64_t workspace = 512, bool pinned = false) {
+  Json step = {{"graph", kGraph},
+               {"plan", Json::binary(plan)},
+               {"engine_id", 5},
+               {"pinned", pinned},
+               {"knobs", {{"STAGES", 2}}},
+               {"uids", uids},
+               {"workspace", {256, workspace}},
+               {"device", nullptr}};
   step["args"] = Json::array();
   for (size_t i = 0; i < uids.size(); ++i)
     step["args"].push_back(Json::array({"operand", uids.size() - 1 - i}));
@@ -178,18 +185,23 @@ void test_planning_again(void (*pretend_version)(size_t)) {
   CudnnPlan broken = here;
   broken.backend = "broken";
   std::string asked;
-  const auto load = [&asked](const CudnnPlan& made) {
+  const auto load = [&asked](const CudnnPlan& made, bool pinned = false) {
     journal_of_planning.clear();
-    auto step = make_step(to_bytes(made));
+    auto step = make_step(to_bytes(made), {2, 1}, 512, pinned);
     const std::string message = message_of([&] { step->load(0); });
     asked = journal_of_planning;
     return message;
   };
 
   pretend_version(92000);
+  int64_t rebuilds = counters().rebuilds;
   planner = [&](const std::string&) { return std::vector<CudnnPlan>{here}; };
   expect_equal(load(sample_plan()), "no error");
   expect_equal(asked, "engine 5; ");
+  expect_equal(load(sample_plan(), true), "no error");
+  expect_equal(asked, "engine 5; ");
+  expect(counters().rebuilds == rebuilds + 2, "two plans were built again");
+  rebuilds += 2;
 
   // The engine is gone, and of what is proposed only the last plan fits the program.
   planner = [&](const std::string& what) {
@@ -197,6 +209,11 @@ void test_planning_again(void (*pretend_version)(size_t)) {
   };
   expect_equal(load(sample_plan()), "no error");
   expect_equal(asked, "engine 5; A; ");
+  expect_equal(load(sample_plan(), true),
+               "step.plan: made with cuDNN 9.19.0, cuDNN 9.20.0 is here and does not take it (the versions "
+               "differ) and does not build it again (pinned to its engine: no such engine)");
+  expect_equal(asked, "engine 5; ");
+  expect(counters().rebuilds == rebuilds + 1, "one plan was built again");
 
   planner = [&](const std::string& what) {
     return what == "FALLBACK" ? std::vector<CudnnPlan>{large} : std::vector<CudnnPlan>{};
@@ -215,6 +232,13 @@ void test_planning_again(void (*pretend_version)(size_t)) {
              "made with cuDNN 9.20.0, cuDNN 9.20.0 is here and does not take it (cudnnBackendFinalize "
              "of the plan failed: CUDNN_STATUS_OF_THE_TEST, the inner reason and more)") != std::string::npos,
          message);
+  // Any other failure is no reason to run another plan.
+  CudnnPlan failed = here;
+  failed.backend = "failed";
+  expect_equal(
+      load(failed),
+      "cudnnBackendFinalize of the plan failed: CUDNN_STATUS_OF_THE_TEST, the inner reason and more");
+  expect_equal(asked, "");
   pretend_version(91900);
 }
 
@@ -247,6 +271,16 @@ void test_what_does_not_fit_is_refused() {
                "step.plan.scalars: slot 0 is filled twice");
   expect_equal(refused([](CudnnPlan& plan) { plan.aliases.clear(); }),
                "step.plan.uids: nothing fills uid 11");
+  for (const size_t source : {6, 8}) {  // itself, and a slot that a later alias fills
+    expect_equal(
+        refused([source](CudnnPlan& plan) {
+          plan.uids.push_back(12);
+          plan.uids.push_back(13);
+          plan.scratch.push_back({7, 0});
+          plan.aliases = {{6, source, 0}, {8, 0, 0}};
+        }),
+        "step.plan.aliases: slot " + std::to_string(source) + " is not filled before the alias of it");
+  }
   expect_equal(refused([](CudnnPlan& plan) { plan.scratch[0].offset = 513; }),
                "step.plan.scratch: expected an integer from 0 to 512");
   expect_equal(refused([](CudnnPlan& plan) { plan.clears[0].offset = 241; }),
@@ -341,6 +375,24 @@ void test_threads(UserHandle* handle) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// A run allocates nothing and takes no lock but those of the handle's checkout and return.
+void test_costs() {
+  auto step = make_step(to_bytes(sample_plan()));
+  {
+    ContextScope scope(nullptr, 0);
+    step->load(0);
+  }
+  Operands buffers;
+  step->run(buffers.call(nullptr, 0));
+  const Counted before = counted;
+  for (int round = 0; round < 100; ++round) step->run(buffers.call(nullptr, 0));
+  const Counted after = counted;
+  expect_equal(std::to_string(after.allocations - before.allocations), "0");
+#ifdef COUNT_CALLS
+  expect_equal(std::to_string(after.locks - before.locks), "200");
+#endif
+}
+
 }  // namespace
 }  // namespace cudnn_jax
 
@@ -362,6 +414,7 @@ int main(int, char** arguments) {
   test_stray_bytes();
   test_the_callers_handle();
   reinterpret_cast<void (*)()>(dlsym(library, "be_quiet"))();
+  test_costs();
   test_threads(nullptr);
   // One handle in several threads: cuDNN allows one call at a time.
   UserHandle handle(0, nullptr);

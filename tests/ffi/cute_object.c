@@ -18,7 +18,7 @@ FUNCTION(scale, "1.1") {
   float* y = *(float**)args[1];
   const int32_t n = *(int32_t*)args[2], *stream = *(int32_t**)args[4];
   for (int32_t i = 0; i < n; ++i) y[i] = a * x[i];
-  *(int32_t*)args[5] = stream ? *stream : 0;
+  *(int32_t*)args[5] = stream ? stream[2] : 0;
 }
 
 FUNCTION(old, "9.9") { (void)args, (void)count; }

@@ -83,6 +83,7 @@ def cudnn(**fields: Any) -> Payload:
         "graph": "{}",
         "plan": b"plan",
         "engine_id": 3,
+        "pinned": False,
         "knobs": {"CUDNN_KNOB_TYPE_TILE": 1},
         "uids": [1, 2],
         "args": [["operand", 0], ["operand", 1]],

@@ -50,11 +50,13 @@ def library(folder: Path, source: str, *headers: str) -> Path:
 
 
 class Build:
-    """One sanitizer's builds: the core is compiled once and linked into each program."""
+    """One sanitizer's builds, or those of none, which count calls: the core is compiled once and linked into each
+    program."""
 
     def __init__(self, folder: Path, sanitizer: str) -> None:
         self.folder = folder
-        self.options = ["-std=c++17", "-O0", "-g1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+        checked = ["-O0", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+        self.options = ["-std=c++17", "-g1", *(checked if sanitizer else ["-O1", "-DCOUNT_CALLS"])]
         self._write_header()
 
     @functools.cached_property

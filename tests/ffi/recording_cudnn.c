@@ -16,7 +16,7 @@ struct cudnnContext {
 };
 
 typedef struct {
-  int kind;
+  int kind, finalized;
   char text[64];
   int64_t count;
   void* pointers[64];
@@ -76,10 +76,19 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
   return free(descriptor), 0;
 }
 
+cudnnStatus_t cudnnBackendInitialize(cudnnBackendDescriptor_t of) {
+  Descriptor* descriptor = of;
+  const int kind = descriptor->kind;
+  memset(descriptor, 0, sizeof *descriptor);
+  descriptor->kind = kind;
+  return 0;
+}
+
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
                                        cudnnBackendAttributeType_t type, int64_t count, const void* values) {
   Descriptor* descriptor = of;
   (void)type;
+  if (descriptor->finalized) return CUDNN_STATUS_BAD_PARAM;
   switch (name) {
     case CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION:
       snprintf(descriptor->text, sizeof descriptor->text, "%.*s", (int)count, (const char*)values);
@@ -105,9 +114,11 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t of, cudnnBackend
 
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t of) {
   Descriptor* descriptor = of;
+  descriptor->finalized = 1;
   if (descriptor->kind != CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) return 0;
   note("plan; ");
   if (descriptor->handle == NULL) abort();
+  if (strstr(descriptor->text, "failed")) return CUDNN_STATUS_INTERNAL_ERROR;
   return strstr(descriptor->text, "broken") ? CUDNN_STATUS_NOT_SUPPORTED : 0;
 }
 

@@ -12,7 +12,7 @@ HEADERS = ("cudnn.h", "cuda_runtime.h", "crt/host_config.h")
 PARTS = ("graph_text", "handles", "library", "plan", "plan_text", "step", "user_handle")
 
 
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread", ""])
 def test_the_step_under_a_sanitizer(sanitized: Callable[[str], native.Build], tmp_path: Path, sanitizer: str) -> None:
     build = sanitized(sanitizer)
     sources = [native.ROOT / "ffi" / f"cudnn_{part}.cc" for part in PARTS]

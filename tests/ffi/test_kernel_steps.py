@@ -3,7 +3,6 @@ and the "cute" step against the real runtime, with functions that run on the hos
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +10,6 @@ import native
 import pytest
 
 from cudnn_jax.engines import libraries
-
-
-@pytest.fixture
-def cute_object(tmp_path: Path) -> Path:
-    made = tmp_path / "cute_object.o"
-    subprocess.run(["cc", "-c", "-O1", "-fPIC", "-o", made, native.HERE / "cute_object.c"], check=True)
-    return made
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])

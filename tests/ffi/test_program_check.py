@@ -132,6 +132,7 @@ BAD_FIELDS: list[tuple[Payload, tuple[Any, ...], Any, str]] = [
     (CPU, ("steps", 0, "width"), 2, "payload.steps[0].width: got 2, the rule is 1 or 4"),
     (CPU, ("steps", 0, "value"), 256, "payload.steps[0].value: got 256, the rule is at most 255 at width 1"),
     (CPU, ("steps", 0), fill(2, 1, 15, 4), "payload.steps[0].bytes: got 15, the rule is a multiple of width 4"),
+    (CUDA, ("steps", 0, "pinned"), 1, "payload.steps[0].pinned: expected true or false, got 1"),
     (CUDA, ("steps", 0, "uids"), DELETE, "payload.steps[0].uids: missing"),
     (CUDA, ("steps", 0, "uids"), 2, "payload.steps[0].uids: expected a list"),
     (CPU, ("steps", 1, "symbol"), "", "payload.steps[1].symbol: text of 0 bytes"),
