@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = {"sdpa": "benchmarks.sdpa", "pointwise": "benchmarks.pointwise", "picture": "benchmarks.picture"}
+BENCHMARKS = {
+    "sdpa": "benchmarks.sdpa",
+    "pointwise": "benchmarks.pointwise",
+    "peers_call": "benchmarks.peers_call",
+    "picture": "benchmarks.picture",
+}
 
 
 def main(argv: list[str]) -> int:
