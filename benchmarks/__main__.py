@@ -6,10 +6,7 @@ import importlib
 import sys
 
 BENCHMARKS = {
-    "sdpa": "benchmarks.sdpa",
-    "pointwise": "benchmarks.pointwise",
-    "peers_call": "benchmarks.peers_call",
-    "picture": "benchmarks.picture",
+    name: f"benchmarks.{name}" for name in ("sdpa", "norm", "pointwise", "eager", "runtime", "peers_call", "picture")
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -123,6 +124,17 @@ def _optional(item: str, module: str, distribution: str, meaning: str) -> Callab
     return check
 
 
+def _compiler(item: str, module: str, distribution: str, meaning: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        try:
+            importlib.import_module(f"cudnn_jax.engines.{module}").available()
+        except Exception as error:
+            return Finding(item, "missing", _line(error), meaning)
+        return Finding(item, "ok", _version(distribution) or "", meaning)
+
+    return check
+
+
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -135,7 +147,7 @@ _CHECKS: tuple[Callable[[], Finding], ...] = (
     _devices,
     _library("CUDA driver", "cuda_driver", "needed to run anything on a GPU"),
     _library("cuDNN", "cudnn", "without it attention on a GPU falls to the reference engine"),
-    _optional("CuTe-DSL", "cutlass", "nvidia-cutlass-dsl", "builds CuTe-DSL engines (extra cutedsl)"),
-    _optional("cuTile", "cuda.tile", "cuda-tile", "builds cuTile engines (extra cutile)"),
+    _compiler("CuTe-DSL", "cutedsl", "nvidia-cutlass-dsl", "builds CuTe-DSL engines (extra cutedsl)"),
+    _compiler("cuTile", "cutile", "cuda-tile", "builds cuTile engines (extra cutile)"),
     _optional("Flax", "flax", "flax", "cudnn_jax.flax (extra flax)"),
 )

@@ -13,6 +13,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -39,7 +40,7 @@ def available() -> None:
     Raises:
       ImportError: something is missing or too old; the message names it, with the versions.
     """
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.tile") is None:
+    if _first_folder("cuda.tile") is None:
         raise ImportError(f"cuda-tile is not installed; {_EXTRA}")
     _at_least("cuda-tile", MINIMUM)
     versions = {name: _at_least(name, MINIMUM_COMPILER) for name in _COMPILER}
@@ -47,6 +48,10 @@ def available() -> None:
     if len({version[:2] for version in versions.values()}) != 1:
         told = ", ".join(f"{name} {_text(version)}" for name, version in versions.items())
         raise ImportError(f"{told}; the rule: one release")
+    # Where several installations lie on the path, cuTile looks into the first alone.
+    folder = _first_folder("nvidia.cu13")
+    if folder is None or not any(Path(folder, "bin").glob("tileiras*")):
+        raise ImportError(f"tileiras is not under {folder}, the first folder of the package nvidia.cu13")
 
 
 def gpu_code(target: Target) -> str:
@@ -104,7 +109,8 @@ def compile_kernel(function: FunctionType, parameters: Sequence[Parameter], targ
       hints: of `cuda.tile.kernel`: num_worker_warps, num_ctas, occupancy.
 
     Raises:
-      NotImplementedError: the compiler has no such feature or architecture.
+      NotImplementedError: the compiler has no such feature or architecture, or ran past the time that the user's
+        CUDA_TILE_COMPILER_TIMEOUT_SEC gives it. Whatever else cuTile raises is a fault of the kernel or the compiler.
     """
     keys = tuple(p.assumptions() if isinstance(p, Array) else (type(p), p) for p in parameters)
     return _compile(function, keys, gpu_code(target), tuple(sorted(hints.items())))
@@ -123,7 +129,7 @@ def _compile(
     image = io.BytesIO()
     try:
         export_kernel(ct.kernel(function, **dict(hints)), [signature], image, gpu_code=code, output_format="cubin")
-    except ct.TileUnsupportedFeatureError as error:
+    except (ct.TileUnsupportedFeatureError, ct.TileCompilerTimeoutError) as error:
         raise NotImplementedError(f"cutile: {function.__name__} for {code}: {error.message}") from error
     return CubinImage(image.getvalue(), function.__name__)
 
@@ -162,6 +168,14 @@ def _name_sources_by_module(function: FunctionType) -> None:
 def _divisor(number: int, most: int) -> int:
     """The largest power of two up to `most` that divides the number."""
     return most if number == 0 else min(number & -number, most)
+
+
+def _first_folder(package: str) -> str | None:
+    try:
+        spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # no parent package
+        return None
+    return next(iter(spec.submodule_search_locations or []), None) if spec else None
 
 
 def _at_least(name: str, minimum: tuple[int, ...]) -> tuple[int, ...]:

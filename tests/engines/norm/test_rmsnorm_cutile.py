@@ -11,7 +11,9 @@ from cudnn_jax.engines import cutile, planning
 from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.target import Target, named
-from cudnn_jax.graph import data_type
+from cudnn_jax.graph import GraphNotSupportedError, data_type
+from gpu.ahead import fill
+from gpu.norm_programs import implementations
 from support import cutile_numpy
 from support.norms import Case
 
@@ -183,6 +185,12 @@ def test_without_the_dsl_the_reason_names_the_extra(monkeypatch) -> None:
     assert refused(SIMPLE.forward()) == "cuda-tile is not installed; the extra cutile brings it"
 
 
+def test_a_compiler_that_cutile_would_not_find_is_declined(monkeypatch, tmp_path) -> None:
+    first = cutile._first_folder
+    monkeypatch.setattr(cutile, "_first_folder", lambda name: str(tmp_path) if name == "nvidia.cu13" else first(name))
+    assert refused(SIMPLE.forward()) == f"tileiras is not under {tmp_path}, the first folder of the package nvidia.cu13"
+
+
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_an_h200_that_is_not_there_gets_a_program(direction) -> None:
     case = Case((64, 256), (1,), "bfloat16", bias=True)
@@ -193,6 +201,23 @@ def test_an_h200_that_is_not_there_gets_a_program(direction) -> None:
     assert told["steps"] == (["cubin"] if direction == "forward" else ["cubin"] * 3)
     sums = 2 * 64 * 256 * 4
     assert told["workspace"] == (0 if direction == "forward" else sums)
+
+
+def test_a_folder_of_programs_serves_where_there_is_no_compiler(tmp_path, monkeypatch) -> None:
+    (name, *_) = implementations(SIMPLE.forward())
+    assert fill(tmp_path, H200, iter([(SIMPLE.forward(), name)])) == 1
+    built = planning.plan(SIMPLE.forward(), H200, name).artifact
+
+    def refuse() -> None:
+        raise ImportError("no compiler here")
+
+    monkeypatch.setattr(cutile, "available", refuse)
+    planning.clear_memo()
+    with pytest.raises(GraphNotSupportedError, match="no compiler here"):
+        planning.plan(SIMPLE.forward(), H200, name)
+    monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(tmp_path))
+    assert planning.plan(SIMPLE.forward(), H200, name).artifact.data == built.data
+    planning.clear_memo()
 
 
 def test_the_dsl_engine_leads_and_the_reference_is_last() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ class Resources:
     threads: int
 
 
+def images_in(data: bytes) -> list[bytes]:
+    """The CUDA images inside other bytes, such as a host object, each with what follows it."""
+    starts = [found.start() for found in re.finditer(re.escape(MAGIC), data)]
+    return [data[start:] for start in starts if _machine(data, start) == CUDA_MACHINE]
+
+
 @dataclass(frozen=True)
 class _Section:
     name: str
@@ -45,7 +52,7 @@ def kernels(image: bytes) -> dict[str, Resources]:
     Raises:
       ValueError: the bytes are no CUDA image.
     """
-    if not image.startswith(MAGIC) or struct.unpack_from("<H", image, 18) != (CUDA_MACHINE,):
+    if not image.startswith(MAGIC) or _machine(image) != CUDA_MACHINE:
         raise ValueError("not a CUDA image: the rule is a 64-bit ELF file for the CUDA machine")
     sections = {section.name: section for section in _sections(image)}
     symbols = _symbols(sections)
@@ -66,6 +73,10 @@ def kernels(image: bytes) -> dict[str, Resources]:
             threads=x * y * z,
         )
     return found
+
+
+def _machine(image: bytes, start: int = 0) -> int:
+    return int.from_bytes(image[start + 18 : start + 20], "little")
 
 
 def _sections(image: bytes) -> Iterator[_Section]:
