@@ -86,6 +86,11 @@ def architecture(target: Target) -> str:
     return f"sm_{target.sm}a" if target.sm >= 90 else f"sm_{target.sm}"
 
 
+def options(target: Target) -> str:
+    """The DSL's options that pin the device and the host that an object is for."""
+    return f"--gpu-arch {architecture(target)} --host-target '{_HOSTS[platform.machine()]}'"
+
+
 def compile_function(fn: Callable[..., Any], args: Sequence[Any], target: Target, name: str) -> CuteObject:
     """Compiles a `@cute.jit` function for `target`.
 
@@ -109,10 +114,9 @@ def compile_function(fn: Callable[..., Any], args: Sequence[Any], target: Target
 
         if chip not in Arch.__members__:
             raise GraphNotSupportedError(f"architecture {chip}, unknown to {DISTRIBUTION} {versions.cutedsl()}")
-        options = f"--gpu-arch {chip} --host-target '{_HOSTS[platform.machine()]}'"
         with _pinned(cutlass, chip):
             # Without an engine nothing is linked into this process, and the DSL's runtime is not loaded.
-            compiled = cute.compile(fn, *args, driver.CUstream(0), options=options, no_jit_engine=True)
+            compiled = cute.compile(fn, *args, driver.CUstream(0), options=options(target), no_jit_engine=True)
             data: bytes = compiled.dump_to_object(name)
     return CuteObject(data, name, versions.cutedsl())
 
