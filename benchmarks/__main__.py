@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = {"sdpa": "benchmarks.sdpa", "norm": "benchmarks.norm", "picture": "benchmarks.picture"}
+BENCHMARKS = {name: f"benchmarks.{name}" for name in ("sdpa", "norm", "eager", "runtime", "picture")}
 
 
 def main(argv: list[str]) -> int:

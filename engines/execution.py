@@ -52,7 +52,7 @@ def prepare(graph: pygraph, target: Target, artifact: Artifact) -> Execution:
     Raises:
       GraphNotSupportedError: the artifact needs JAX around it.
     """
-    operands = _ffi.GraphOperands([_row(tensor) for tensor in (*graph.inputs, *graph.outputs)])
+    operands = operands_of(graph)
     if isinstance(artifact, Program):
         return _of_program(operands, target, artifact)
     if target.platform != "cpu":
@@ -60,7 +60,17 @@ def prepare(graph: pygraph, target: Target, artifact: Artifact) -> Execution:
             f"graph.execute runs the reference engine on the CPU only, and this graph was planned for "
             f"{target.describe()}: inside jax.jit, the operations of cudnn_jax run it there"
         )
+    narrow = [tensor for tensor in (*graph.inputs, *graph.outputs) if tensor.data_type.itemsize_bits < 8]
+    if narrow:
+        raise GraphNotSupportedError(
+            f"graph.execute cannot run the reference engine on {narrow[0].data_type.value}, which JAX keeps unpacked"
+        )
     return Execution(_InlineRun(graph, operands, artifact), 0)
+
+
+def operands_of(graph: pygraph) -> _ffi.GraphOperands:
+    """The graph's inputs and outputs as the C++ side knows them, in the order of a program's operands."""
+    return _ffi.GraphOperands([_row(tensor) for tensor in (*graph.inputs, *graph.outputs)])
 
 
 def _of_program(operands: _ffi.GraphOperands, target: Target, program: Program) -> Execution:
@@ -95,6 +105,8 @@ class _InlineRun:
         self._outputs = [tensor.uid for tensor in graph.outputs]
         self._fn = jax.jit(artifact.fn)
         self._device = jax.local_devices(backend="cpu")[0]
+        wide = any(tensor.data_type.itemsize_bits == 64 for tensor in (*graph.inputs, *graph.outputs))
+        self._wide = wide or bool(jax.config.read("jax_enable_x64"))
 
     def __call__(self, buffers: Mapping[Any, Any], workspace: Any, handle: Any) -> None:
         import jax
@@ -104,7 +116,8 @@ class _InlineRun:
             _ffi.get_stream(handle)  # what is no handle, or a destroyed one, is told here as for a program
         pack = self._operands.pack(buffers)
         views = {operand.uid: _view(operand) for operand in pack.operands}
-        with jax.default_device(self._device):
+        # Without 64-bit mode JAX would narrow operands in silence.
+        with jax.default_device(self._device), jax.enable_x64(self._wide):
             made = self._fn(*(views[uid] for uid in self._inputs))
         for uid, array in zip(self._outputs, made, strict=True):
             np.copyto(views[uid], np.asarray(array), casting="no")

@@ -225,11 +225,22 @@ def _planned(graph: pygraph, target: Target, implementation: str | None) -> Plan
     planner = Planner(graph, Request(target, DEFAULT_MODES, implementation))
     config, artifact = planner.build(planner.first())
     plans, declines = tuple(planner.plans), tuple(planner.declines)
-    program = artifact.data if isinstance(artifact, Program) else None
-    derived = isinstance(artifact, Program) and artifact.prepare is not None
-    cache.keep(graph, target, implementation, Stored(config, plans, declines, program, derived))
     name = planner.family.name if planner.family else None
-    return Planned(config, artifact, plans, declines, name, planner.facts, planner.subject)
+    planned = Planned(config, artifact, plans, declines, name, planner.facts, planner.subject)
+    cache.keep(graph, target, implementation, stored_of(planned))
+    return planned
+
+
+def stored_of(planned: Planned) -> Stored:
+    """What is kept on disk of an outcome."""
+    program = planned.artifact if isinstance(planned.artifact, Program) else None
+    return Stored(
+        plan=planned.plan,
+        plans=planned.plans,
+        declines=planned.declines,
+        program=program.data if program else None,
+        derived=program is not None and program.prepare is not None,
+    )
 
 
 def _restored(graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored) -> Planned | None:

@@ -23,7 +23,6 @@ from cudnn_jax import _runtime, _target
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import Inline, Program
 from cudnn_jax.engines.program import storage_order, storage_shape
-from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import Tensor
 
 Avals = Mapping[str, Any]
@@ -265,8 +264,3 @@ def _batch(
 
 def _refuse_jvp(operation: Operation, *_: Any, **__: Any) -> Any:
     raise NotImplementedError(f"cudnn_jax.{operation.name} has no {operation.derivative}")
-
-
-def plan_for(operation: Operation, config: Any, operands: Avals, target: Target) -> planning.Planned:
-    """Plans an operation outside of a lowering; what `explain` shows."""
-    return planning.plan(operation.build(config, operands).graph, target, config.implementation)

@@ -112,7 +112,7 @@ def a_handle_is_itself_and_no_number() -> None:
         raises(TypeError, "", lambda convert=convert: convert(one))
     for use in (_ffi.get_stream, _ffi.destroy_handle, lambda x: _ffi.set_stream(x, 0)):
         for wrong in (5, one.backend_handle, None):
-            raises(TypeError, "the rule is a cudnn_jax.Handle, as cudnn_jax.create_handle", lambda: use(wrong))  # noqa: B023
+            raises(TypeError, "the rule is a cudnn_jax.Handle, as cudnn_jax.create_handle", lambda: use(wrong))
 
 
 @test
@@ -174,9 +174,9 @@ def streams_come_by_number_or_by_the_attributes_of_libraries() -> None:
         ValueError, "stream: its protocol is version 1, the rule is 0", lambda: cudnn_jax.set_stream(handle, Newer())
     )
     for wrong in (None, True, "text", -1, 1.5):
-        raises(TypeError, f"stream: got {type(wrong).__name__} ", lambda: cudnn_jax.set_stream(handle, wrong))  # noqa: B023
+        raises(TypeError, f"stream: got {type(wrong).__name__} ", lambda: cudnn_jax.set_stream(handle, wrong))
     for device in (-1, 64):
-        raises(ValueError, f"device: got {device}", lambda: cudnn_jax.create_handle(device))  # noqa: B023
+        raises(ValueError, f"device: got {device}", lambda: cudnn_jax.create_handle(device))
 
 
 # Devices
@@ -196,7 +196,7 @@ def facts_of_a_device_are_asked_once() -> None:
             ValueError,
             f"device: got {ordinal}, the rule is an ordinal of one of the 2",
             lambda: cudnn_jax.device_info(ordinal),
-        )  # noqa: B023
+        )
     raises(AttributeError, "", lambda: setattr(info, "sm", 1))
 
 
@@ -388,7 +388,7 @@ def the_array_interface_of_cuda() -> None:
         "holds no address": {"data": None},
     }
     for message, change in wrong.items():
-        raises(ValueError, message, lambda: program.execute(views(rows) | {KEYS[0]: Interface(rows[0], **change)}))  # noqa: B023
+        raises(ValueError, message, lambda: program.execute(views(rows) | {KEYS[0]: Interface(rows[0], **change)}))
     library.own_address(ctypes.c_uint64(rows[0].ctypes.data), 1)
     message = "the graph runs on cuda:0, the buffer is on cuda:1"
     raises(ValueError, message, lambda: program.execute(views(rows) | {KEYS[0]: Interface(rows[0])}))
