@@ -5,6 +5,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "ffi/cuda_abi.h"
 #include "ffi/error.h"
 #include "ffi/library.h"
 #include "ffi/per_device.h"
@@ -12,7 +13,6 @@
 namespace cudnn_jax {
 namespace {
 
-constexpr int kSuccess = 0;
 constexpr int kNoCudaDevice = 100;  // CUDA_ERROR_NO_DEVICE
 
 // CU_DEVICE_ATTRIBUTE_*
@@ -25,7 +25,7 @@ enum Attribute : int {
   kSharedMemoryPerBlockOptIn = 97,
 };
 
-struct Api {
+struct FactsApi {
   int (*init)(unsigned flags);
   int (*error_string)(int status, const char** text);
   int (*count)(int* count);
@@ -35,7 +35,7 @@ struct Api {
   int (*total_memory)(size_t* bytes, int device);
   int (*pci_bus_id)(char* id, int size, int device);
 
-  Api() {
+  FactsApi() {
     const DynamicLibrary cuda = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"});
     const auto bind = [&cuda](auto& slot, const char* symbol) {
       slot = cuda.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
@@ -51,37 +51,37 @@ struct Api {
   }
 
   void check(int status, const char* call) const {
-    if (status == kSuccess) return;
+    if (status == kCudaSuccess) return;
     const char* text = nullptr;
     std::string message = std::string(call) + " failed: error " + std::to_string(status);
-    if (error_string(status, &text) == kSuccess && text != nullptr) message += std::string(", ") + text;
+    if (error_string(status, &text) == kCudaSuccess && text != nullptr) message += std::string(", ") + text;
     throw Error(ErrorKind::kInternal, message);
   }
 };
 
 // A failed attempt to open the library is tried again by the next call.
-const Api& api() {
-  static const Api instance;
+const FactsApi& facts_api() {
+  static const FactsApi instance;
   return instance;
 }
 
 int count_devices() {
   int count = 0;
-  int status = api().init(0);
-  if (status == kSuccess) status = api().count(&count);
+  int status = facts_api().init(0);
+  if (status == kCudaSuccess) status = facts_api().count(&count);
   if (status == kNoCudaDevice) return 0;
-  api().check(status, "counting devices");
+  facts_api().check(status, "counting devices");
   return count;
 }
 
-std::unique_ptr<DeviceInfo> ask(int ordinal) {
+std::unique_ptr<DeviceInfo> ask_facts(int ordinal) {
   auto info = std::make_unique<DeviceInfo>();
   info->ordinal = ordinal;
   int device = 0;
-  api().check(api().get(&device, ordinal), "cuDeviceGet");
+  facts_api().check(facts_api().get(&device, ordinal), "cuDeviceGet");
   const auto value = [device](Attribute attribute) {
     int found = 0;
-    api().check(api().attribute(&found, attribute, device), "cuDeviceGetAttribute");
+    facts_api().check(facts_api().attribute(&found, attribute, device), "cuDeviceGetAttribute");
     return found;
   };
   info->sm = 10 * value(kCapabilityMajor) + value(kCapabilityMinor);
@@ -90,12 +90,13 @@ std::unique_ptr<DeviceInfo> ask(int ordinal) {
   info->shared_memory_per_block_opt_in = value(kSharedMemoryPerBlockOptIn);
   info->l2_bytes = value(kL2Bytes);
   size_t bytes = 0;
-  api().check(api().total_memory(&bytes, device), "cuDeviceTotalMem");
+  facts_api().check(facts_api().total_memory(&bytes, device), "cuDeviceTotalMem");
   info->total_memory = static_cast<int64_t>(bytes);
   std::array<char, 256> text{};
-  api().check(api().name(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetName");
+  facts_api().check(facts_api().name(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetName");
   info->name = text.data();
-  api().check(api().pci_bus_id(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetPCIBusId");
+  facts_api().check(facts_api().pci_bus_id(text.data(), static_cast<int>(text.size()), device),
+                    "cuDeviceGetPCIBusId");
   info->pci_bus_id = text.data();
   return info;
 }
@@ -121,7 +122,7 @@ const DeviceInfo& device_info(int ordinal) {
                                                  ", the rule is an ordinal of one of the " +
                                                  std::to_string(count) + " CUDA devices here");
   }
-  return infos.get_or_make(ordinal, [ordinal] { return ask(ordinal); });
+  return infos.get_or_make(ordinal, [ordinal] { return ask_facts(ordinal); });
 }
 
 }  // namespace cudnn_jax
