@@ -12,6 +12,7 @@ from cudnn_jax import _ffi
 _WHEELS = {
     "cudnn": (("nvidia.cudnn", "nvidia.cudnn_jit"), "libcudnn.so*"),
     "cudart": (("nvidia.cu13", "nvidia.cuda_runtime"), "libcudart.so.*"),
+    "cute_dsl_runtime": (("nvidia_cutlass_dsl.cu13", "nvidia_cutlass_dsl.cu12"), "libcute_dsl_runtime.so"),
     "nvrtc": (("nvidia.cu13", "nvidia.cuda_nvrtc"), "libnvrtc.so.*"),
 }
 """Library -> the packages of the wheels that bring it, the preferred one first, and its file in their lib/.

@@ -34,7 +34,12 @@ def ffi_type(platform: str) -> dict[str, object]:
 
 def counters() -> dict[str, int]:
     """
-    Process-wide counts: programs, states, loads, executions and the host nanoseconds inside execute.
+    Process-wide counts: programs, states, loads, executions, cuDNN plans built again, the host nanoseconds inside execute, and those inside the launching calls while measure_library_calls is on.
+    """
+
+def measure_library_calls(on: bool) -> None:
+    """
+    Counts the time inside cuLaunchKernelEx, CuteDSLRT_Function_Run and cudnnBackendExecute as library_ns.
     """
 
 def register_host_symbol(name: str, address: int) -> None:
@@ -44,7 +49,7 @@ def register_host_symbol(name: str, address: int) -> None:
 
 def set_library_candidates(candidates: Mapping[str, Sequence[str]]) -> None:
     """
-    Paths to try for "cudnn", "cuda", "cudart" and "nvrtc", before the bare sonames.
+    Paths to try for "cudnn", "cuda", "cudart", "nvrtc" and "cute_dsl_runtime", before the bare sonames.
     """
 
 def cuda_driver_version() -> int:

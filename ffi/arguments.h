@@ -35,7 +35,7 @@ class ArgumentPack {
 
  private:
   std::array<void*, kMaxArgs> buffers_;        // only the program's arguments are written
-  std::array<void*, kMaxArgs + 1> addresses_;  // and the stream's, after a cute function's own
+  std::array<void*, kMaxArgs + 2> addresses_;  // and what a cute function takes after its own
   size_t size_ = 0;
 };
 

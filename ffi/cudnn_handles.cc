@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "ffi/cudnn_capture.h"
+#include "ffi/capture.h"
 #include "ffi/per_device.h"
 
 namespace cudnn_jax {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "ffi/capture.h"
 #include "ffi/cudnn_backend.h"
-#include "ffi/cudnn_capture.h"
 #include "ffi/cudnn_graph_text.h"
 #include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_library.h"
@@ -57,23 +57,16 @@ struct Description {
   }
 };
 
-using CopyToDevice = int (*)(uint64_t dest, const void* source, size_t bytes, void* stream);
-
 // A plan on one device. Nothing that a run reads changes, so any number of calls run it at once, each with a
 // handle of its own.
 class LoadedPlan {
  public:
   LoadedPlan(const Description& step, CudnnPlan plan, int device)
       : plan_(std::move(plan)),
-        field_(step.field),
         workspace_offset_(step.workspace_offset),
         handles_(cudnn_handles(device, CudnnHandleUse::kRun)),
         descriptor_(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
     for (int64_t uid : plan_.caller_uids()) args_.push_back(step.args.at(uid));
-    if (!plan_.uploads.empty()) {
-      copy_ = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"})
-                  .require_as<CopyToDevice>("cuMemcpyHtoDAsync_v2");
-    }
     handles_.prepare();
     const CudnnHandlePool::Lease lease(handles_, nullptr);
     cudnnHandle_t handle = lease.get();
@@ -99,12 +92,7 @@ class LoadedPlan {
     }
     for (const auto& item : plan_.uploads) {
       // A captured graph reads the source when it is launched: the plan outlives it, as the program does.
-      const int status = copy_(reinterpret_cast<uint64_t>(workspace + item.offset), item.bytes.data(),
-                               item.bytes.size(), call.stream);
-      if (status != 0) {
-        throw Error(ErrorKind::kInternal,
-                    field_ + ": cuMemcpyHtoDAsync failed: error " + std::to_string(status));
-      }
+      driver().copy_to_device(workspace + item.offset, item.bytes.data(), item.bytes.size(), call.stream);
     }
 
     void* backend_workspace = workspace == nullptr ? nullptr : workspace + plan_.backend_workspace;
@@ -133,10 +121,8 @@ class LoadedPlan {
   }
 
   const CudnnPlan plan_;
-  const std::string field_;
   const int64_t workspace_offset_;
   std::vector<Arg> args_;  // by caller slot
-  CopyToDevice copy_ = nullptr;
   CudnnHandlePool& handles_;
   CudnnDescriptor descriptor_;
   mutable std::atomic<bool> executed_{false};

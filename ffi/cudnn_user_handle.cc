@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "ffi/cudnn_capture.h"
+#include "ffi/capture.h"
 #include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_library.h"
 #include "ffi/driver.h"

@@ -24,6 +24,8 @@ struct Driver::Api {
   int (*stream_get_context)(void* stream, void** context);
   int (*memset_d8_async)(uint64_t dest, unsigned char byte, size_t count, void* stream);
   int (*memset_d32_async)(uint64_t dest, unsigned int word, size_t count, void* stream);
+  int (*memcpy_htod_async)(uint64_t dest, const void* source, size_t bytes, void* stream);
+  int (*exchange_capture_mode)(int* mode);
   int (*library_load_data)(void** library, const void* code, void* jit_options, void** jit_values,
                            unsigned jit_count, void* library_options, void** library_values,
                            unsigned library_count);
@@ -62,6 +64,8 @@ Api load_api(const DynamicLibrary& cuda) {
   bind(api.stream_get_context, "cuStreamGetCtx");
   bind(api.memset_d8_async, "cuMemsetD8Async");
   bind(api.memset_d32_async, "cuMemsetD32Async");
+  bind(api.memcpy_htod_async, "cuMemcpyHtoDAsync_v2");
+  bind(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   bind(api.library_load_data, "cuLibraryLoadData");
   bind(api.library_unload, "cuLibraryUnload");
   bind(api.library_get_kernel, "cuLibraryGetKernel");
@@ -197,6 +201,12 @@ void* Driver::current_context() const {
 
 void Driver::set_current_context(void* context) const {
   check(api_.context_set_current(context), "cuCtxSetCurrent");
+}
+
+void Driver::exchange_capture_mode(int* mode) const { api_.exchange_capture_mode(mode); }
+
+void Driver::copy_to_device(void* dest, const void* source, size_t bytes, void* stream) const {
+  check(api_.memcpy_htod_async(reinterpret_cast<uint64_t>(dest), source, bytes, stream), "cuMemcpyHtoDAsync");
 }
 
 ContextScope::ContextScope(void* stream, int device)

@@ -34,6 +34,13 @@ class Driver {
   void* context_of(void* stream, int device);
   void* current_context() const;
   void set_current_context(void* context) const;
+  // Puts a capture mode in force for this thread and gives back the one before; no more can be done about a
+  // failure.
+  void exchange_capture_mode(int* mode) const;
+  void copy_to_device(void* dest, const void* source, size_t bytes, void* stream) const;
+  // Throws CallError for anything but success, whoever had `status` from CUDA: the call, CUDA's name and its
+  // text.
+  void check(int status, const char* call) const;
 
  private:
   friend Driver& driver();
@@ -42,7 +49,6 @@ class Driver {
   explicit Driver(const Api& api) : api_(api) {}
 
   int device_handle(int device) const;
-  void check(int status, const char* call) const;
 
   const Api& api_;
   PerDevice<int64_t> archs_;

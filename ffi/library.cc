@@ -21,6 +21,17 @@ Candidates& candidates() {
   return instance;
 }
 
+// What brings a library, for the message that it is missing.
+std::string where_from(const std::string& library) {
+  static const std::map<std::string, std::string> kSources = {
+      {"cuda", "install the NVIDIA driver"},
+      {"cudnn", "pip install cudnn_jax[cuda13]"},
+      {"cute_dsl_runtime", "pip install cudnn_jax[cutedsl]"},
+  };
+  const auto found = kSources.find(library);
+  return found == kSources.end() ? "" : "; to get it: " + found->second;
+}
+
 // Why the last dlopen or dlsym of this thread failed. A newline would break the one-line rule.
 std::string reason() {
   const char* text = dlerror();
@@ -53,7 +64,7 @@ DynamicLibrary DynamicLibrary::open(const std::string& library, const std::vecto
     if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return {handle, name};
     tried += (tried.empty() ? "" : "; ") + name + " (" + reason() + ")";
   }
-  throw LibraryNotFound("lib" + library + " could not be opened, tried: " + tried);
+  throw LibraryNotFound("lib" + library + " could not be opened, tried: " + tried + where_from(library));
 }
 
 void* DynamicLibrary::find(const char* symbol) const { return dlsym(handle_, symbol); }

@@ -6,8 +6,8 @@
 
 namespace cudnn_jax {
 
-// Paths to try for `library` ("cudnn", "cuda", "cudart", "nvrtc"), replacing earlier ones. Thread safe. A
-// library that is already open stays as it is.
+// Paths to try for `library` ("cudnn", "cuda", "cudart", "nvrtc", "cute_dsl_runtime"), replacing earlier
+// ones. Thread safe. A library that is already open stays as it is.
 void set_library_candidates(const std::string& library, std::vector<std::string> paths);
 std::vector<std::string> library_candidates(const std::string& library);
 

@@ -73,6 +73,8 @@ nb::dict counter_values() {
   values["loads"] = all.loads.load();
   values["executions"] = all.executions.load();
   values["handler_ns"] = all.handler_ns.load();
+  values["library_ns"] = all.library_ns.load();
+  values["rebuilds"] = all.rebuilds.load();
   return values;
 }
 
@@ -156,7 +158,14 @@ NB_MODULE(_ffi, m) {
   m.def("ffi_type", &ffi_type, "platform"_a, nb::sig("def ffi_type(platform: str) -> dict[str, object]"),
         "The state type that jax.ffi.register_ffi_type takes; the type comes before its target.");
   m.def("counters", &counter_values, nb::sig("def counters() -> dict[str, int]"),
-        "Process-wide counts: programs, states, loads, executions and the host nanoseconds inside execute.");
+        "Process-wide counts: programs, states, loads, executions, cuDNN plans built again, the host "
+        "nanoseconds "
+        "inside execute, and those inside the launching calls while measure_library_calls is on.");
+  m.def(
+      "measure_library_calls", [](bool on) { measures_library_calls().store(on, std::memory_order_relaxed); },
+      "on"_a,
+      "Counts the time inside cuLaunchKernelEx, CuteDSLRT_Function_Run and cudnnBackendExecute as "
+      "library_ns.");
   m.def(
       "register_host_symbol",
       [](const std::string& name, uintptr_t address) {
@@ -170,7 +179,8 @@ NB_MODULE(_ffi, m) {
         for (auto& [library, paths] : candidates) set_library_candidates(library, std::move(paths));
       },
       "candidates"_a,
-      "Paths to try for \"cudnn\", \"cuda\", \"cudart\" and \"nvrtc\", before the bare sonames.");
+      "Paths to try for \"cudnn\", \"cuda\", \"cudart\", \"nvrtc\" and \"cute_dsl_runtime\", before the bare "
+      "sonames.");
   m.def("cuda_driver_version", &cuda_driver_version, nb::call_guard<nb::gil_scoped_release>(),
         "13000 for CUDA 13.0. Raises LibraryNotFound naming what was tried.");
 

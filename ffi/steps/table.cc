@@ -11,9 +11,8 @@ namespace cudnn_jax {
 
 StepFactory step_factory(const std::string& kind, const std::string& field) {
   static const std::map<std::string, StepFactory> kFactories = {
-      {"cubin", make_cubin_step},
-      {"fill", make_fill_step},
-      {"host", make_host_step},
+      {"cubin", make_cubin_step}, {"cute", make_cute_step},
+      {"fill", make_fill_step},   {"host", make_host_step},
 #ifdef CUDNN_JAX_WITH_CUDNN
       {"cudnn", make_cudnn_step},
 #endif

@@ -11,6 +11,7 @@ namespace cudnn_jax {
 StepFactory step_factory(const std::string& kind, const std::string& field);
 
 std::unique_ptr<Step> make_cubin_step(const Json& step, ProgramContext& context);
+std::unique_ptr<Step> make_cute_step(const Json& step, ProgramContext& context);
 std::unique_ptr<Step> make_fill_step(const Json& step, ProgramContext& context);
 std::unique_ptr<Step> make_host_step(const Json& step, ProgramContext& context);
 

@@ -158,86 +158,6 @@ void contexts(const char* (*journal)()) {
                "payload.requires.platform: the program is for cuda, this call runs on cpu");
 }
 
-// out = a * x + y through the kernel that the recording driver knows, on a grid of its own.
-Json axpy(const std::string& image, const char* kernel = "axpy", int64_t n = 8) {
-  Json made =
-      payload("cuda", {operand("float32", {8}), operand("float32", {8})}, {operand("float32", {8})}, 0);
-  const Json args =
-      Json::parse(R"([["operand", 0], ["operand", 1], ["operand", 2], ["immediate", ["int64", )" +
-                  std::to_string(n) + R"(]], ["immediate", ["float32", 2.5]]])");
-  made["steps"] = {{{"kind", "cubin"},
-                    {"kernel", kernel},
-                    {"image", Json::binary(Bytes(image.c_str(), image.c_str() + image.size() + 1))},
-                    {"grid", {4, 2, 1}},
-                    {"args", args}}};
-  return made;
-}
-
-std::shared_ptr<Program> share(const Json& payload) {
-  const Bytes artifact = seal(payload);
-  return Program::share(artifact.data(), artifact.size(), Platform::kCuda);
-}
-
-std::string problem_of(const Json& payload, int device) {
-  const auto program = share(payload);
-  return message_of([&] { program->load(device); });
-}
-
-void kernels(const char* (*journal)()) {
-  const std::string image = "IMAGE 90 axpy:ppplf other:p";
-  ContextScope scope(nullptr, 0);
-  journal();
-  auto program = share(axpy(image));
-  expect_equal(journal(), "");  // parsing opens nothing
-  program->load(0);
-  program->load(0);
-  expect_equal(journal(), "load image of 2 kernels; load axpy in d0; ");
-
-  Buffers buffers(*program);
-  for (int i = 0; i < 8; ++i) {
-    buffers.at<float>(0)[i] = static_cast<float>(i);
-    buffers.at<float>(1)[i] = 100;
-  }
-  void* context_c5 = reinterpret_cast<void*>(0xc5);
-  buffers.run(&context_c5, 0);
-  expect_equal(journal(), "launch axpy on 4,2,1 in c5 bound d0 p p p 8 2.5; ");
-  for (int i = 0; i < 8; ++i)
-    expect(buffers.at<float>(2)[i] == 2.5F * static_cast<float>(i) + 100, "a wrong sum");
-
-  // The image is in the driver once, and goes with its last program.
-  auto other = share(axpy(image, "axpy", 4));
-  other->load(0);
-  expect_equal(journal(), "load axpy in d0; ");
-  program.reset();
-  expect_equal(journal(), "");
-  other.reset();
-  expect_equal(journal(), "unload image; ");
-
-  expect_equal(
-      problem_of(axpy(image, "gone"), 0),
-      "payload.steps[0]: cubin gone: cuLibraryGetKernel failed: CUDA_ERROR_NOT_FOUND, named symbol not "
-      "found");
-  expect_equal(
-      problem_of(axpy("no image"), 0),
-      "payload.steps[0]: cubin axpy: cuLibraryLoadData failed: CUDA_ERROR_INVALID_IMAGE, device kernel "
-      "image is invalid");
-  expect_equal(
-      problem_of(axpy("IMAGE 100 axpy:ppplf"), 0),
-      "payload.steps[0]: cubin axpy: cuKernelGetFunction failed: CUDA_ERROR_NO_BINARY_FOR_GPU, no kernel "
-      "image is available");
-  expect_equal(problem_of(axpy("IMAGE 90 axpy:ppplfi"), 0),
-               "payload.steps[0]: cubin axpy: the kernel takes 6 arguments, the step has 5");
-  expect_equal(problem_of(axpy("IMAGE 90 axpy:pppif"), 0),
-               "payload.steps[0]: cubin axpy: args[3] has 8 bytes, the kernel takes 4");
-
-  const auto failing = share(axpy(image));
-  failing->load(0);
-  expect_equal(
-      message_of([&] { Buffers(*failing).run(reinterpret_cast<void*>(1), 0); }),
-      "payload.steps[0]: cubin axpy: cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_FAILED, unspecified launch "
-      "failure");
-}
-
 // What a call's buffers must keep to.
 void alignment() {
   const auto check = [](const char* platform, size_t operand, size_t workspace) {
@@ -280,7 +200,6 @@ int main(int argc, char** argv) {
   const auto journal = reinterpret_cast<const char* (*)()>(dlsym(dlopen(argv[1], RTLD_NOW), "take_journal"));
   expect(journal != nullptr, "the recording driver has no journal");
   contexts(journal);
-  kernels(journal);
   expect(counters().programs_created == counters().programs_destroyed, "a program was not released");
   std::printf("core_test passed\n");
   return 0;
