@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +106,7 @@ class _InlineRun:
         self._outputs = [tensor.uid for tensor in graph.outputs]
         self._fn = jax.jit(artifact.fn)
         self._device = jax.local_devices(backend="cpu")[0]
-        wide = any(tensor.data_type.itemsize_bits == 64 for tensor in (*graph.inputs, *graph.outputs))
-        self._wide = wide or bool(jax.config.read("jax_enable_x64"))
+        self._wide = any(tensor.data_type.itemsize_bits == 64 for tensor in (*graph.inputs, *graph.outputs))
 
     def __call__(self, buffers: Mapping[Any, Any], workspace: Any, handle: Any) -> None:
         import jax
@@ -117,7 +117,7 @@ class _InlineRun:
         pack = self._operands.pack(buffers)
         views = {operand.uid: _view(operand) for operand in pack.operands}
         # Without 64-bit mode JAX would narrow operands in silence.
-        with jax.default_device(self._device), jax.enable_x64(self._wide):
+        with jax.default_device(self._device), jax.enable_x64(True) if self._wide else nullcontext():
             made = self._fn(*(views[uid] for uid in self._inputs))
         for uid, array in zip(self._outputs, made, strict=True):
             np.copyto(views[uid], np.asarray(array), casting="no")

@@ -13,7 +13,7 @@ struct DlpackEntry {
   char kind;  // numpy's, 0 where numpy has none
 };
 
-constexpr DlpackEntry kTable[] = {
+constexpr DlpackEntry kDlpackTable[] = {
     {{6, 8, 1}, XLA_FFI_DataType_PRED, 'b'},    {{0, 8, 1}, XLA_FFI_DataType_S8, 'i'},
     {{1, 8, 1}, XLA_FFI_DataType_U8, 'u'},      {{0, 16, 1}, XLA_FFI_DataType_S16, 'i'},
     {{1, 16, 1}, XLA_FFI_DataType_U16, 'u'},    {{0, 32, 1}, XLA_FFI_DataType_S32, 'i'},
@@ -25,8 +25,8 @@ constexpr DlpackEntry kTable[] = {
     {{17, 4, 1}, XLA_FFI_DataType_F4E2M1FN, 0},
 };
 
-const DlpackEntry* find_entry(const dlpack::DataType& dtype) {
-  for (const DlpackEntry& entry : kTable) {
+const DlpackEntry* find_dlpack(const dlpack::DataType& dtype) {
+  for (const DlpackEntry& entry : kDlpackTable) {
     if (entry.dtype.code == dtype.code && entry.dtype.bits == dtype.bits) return &entry;
   }
   return nullptr;
@@ -55,7 +55,7 @@ std::string describe(const dlpack::Device& device) {
 }
 
 void BufferView::set(const dlpack::Tensor& tensor, uint64_t flags, const std::string& label) {
-  const DlpackEntry* entry = find_entry(tensor.dtype);
+  const DlpackEntry* entry = find_dlpack(tensor.dtype);
   const bool pairs = tensor.dtype.bits == 4 && tensor.dtype.lanes == 2;
   if (entry == nullptr || (tensor.dtype.lanes != 1 && !pairs)) {
     throw Error(ErrorKind::kInvalidArgument,
@@ -95,14 +95,14 @@ std::string describe_dims(const int64_t* dims, int64_t rank) {
 }
 
 int xla_dtype_of(char kind, int64_t bytes) {
-  for (const DlpackEntry& entry : kTable) {
+  for (const DlpackEntry& entry : kDlpackTable) {
     if (entry.kind == kind && entry.dtype.bits == 8 * bytes) return entry.xla;
   }
   return -1;
 }
 
 dlpack::DataType dlpack_dtype_of(int xla_dtype) {
-  for (const DlpackEntry& entry : kTable) {
+  for (const DlpackEntry& entry : kDlpackTable) {
     if (entry.xla == xla_dtype) return entry.dtype;
   }
   return {};

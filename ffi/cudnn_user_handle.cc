@@ -16,7 +16,7 @@ namespace {
 
 cudnnHandle_t typed(void* backend) { return static_cast<cudnnHandle_t>(backend); }
 
-std::string text(const void* stream) { return std::to_string(reinterpret_cast<uintptr_t>(stream)); }
+std::string stream_text(const void* stream) { return std::to_string(reinterpret_cast<uintptr_t>(stream)); }
 
 void* stream_of(void* backend) {
   // As few ask for it, a libcudnn without it serves all else.
@@ -40,8 +40,9 @@ UserHandle::UserHandle(void* backend, int device, std::optional<void*> stream)
   }
   backend_stream_ = stream_of(backend);
   if (stream.has_value() && *stream != backend_stream_) {
-    throw Error(ErrorKind::kInvalidArgument, "stream: got " + text(*stream) + ", the cuDNN handle is on " +
-                                                 text(backend_stream_) + "; the rule is the same stream");
+    throw Error(ErrorKind::kInvalidArgument, "stream: got " + stream_text(*stream) +
+                                                 ", the cuDNN handle is on " + stream_text(backend_stream_) +
+                                                 "; the rule is the same stream");
   }
   stream_ = backend_stream_;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "ffi/cuda_abi.h"
 #include "ffi/error.h"
 #include "ffi/library.h"
 #include "ffi/per_device.h"
@@ -12,7 +13,6 @@
 namespace cudnn_jax {
 namespace {
 
-constexpr int kNoError = 0;
 constexpr int kNoCudaDevice = 100;  // CUDA_ERROR_NO_DEVICE
 
 // CU_DEVICE_ATTRIBUTE_*
@@ -20,12 +20,12 @@ enum Attribute : int {
   kSharedMemoryPerBlock = 8,
   kMultiprocessors = 16,
   kL2Bytes = 38,
-  kMajor = 75,
-  kMinor = 76,
+  kCapabilityMajor = 75,
+  kCapabilityMinor = 76,
   kSharedMemoryPerBlockOptIn = 97,
 };
 
-struct DeviceApi {
+struct FactsApi {
   int (*init)(unsigned flags);
   int (*error_string)(int status, const char** text);
   int (*count)(int* count);
@@ -35,7 +35,7 @@ struct DeviceApi {
   int (*total_memory)(size_t* bytes, int device);
   int (*pci_bus_id)(char* id, int size, int device);
 
-  DeviceApi() {
+  FactsApi() {
     const DynamicLibrary cuda = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"});
     const auto bind = [&cuda](auto& slot, const char* symbol) {
       slot = cuda.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
@@ -51,51 +51,52 @@ struct DeviceApi {
   }
 
   void check(int status, const char* call) const {
-    if (status == kNoError) return;
+    if (status == kCudaSuccess) return;
     const char* text = nullptr;
     std::string message = std::string(call) + " failed: error " + std::to_string(status);
-    if (error_string(status, &text) == kNoError && text != nullptr) message += std::string(", ") + text;
+    if (error_string(status, &text) == kCudaSuccess && text != nullptr) message += std::string(", ") + text;
     throw Error(ErrorKind::kInternal, message);
   }
 };
 
 // A failed attempt to open the library is tried again by the next call.
-const DeviceApi& device_api() {
-  static const DeviceApi instance;
+const FactsApi& facts_api() {
+  static const FactsApi instance;
   return instance;
 }
 
 int count_devices() {
   int count = 0;
-  int status = device_api().init(0);
-  if (status == kNoError) status = device_api().count(&count);
+  int status = facts_api().init(0);
+  if (status == kCudaSuccess) status = facts_api().count(&count);
   if (status == kNoCudaDevice) return 0;
-  device_api().check(status, "counting devices");
+  facts_api().check(status, "counting devices");
   return count;
 }
 
-std::unique_ptr<DeviceInfo> ask(int ordinal) {
+std::unique_ptr<DeviceInfo> ask_facts(int ordinal) {
   auto info = std::make_unique<DeviceInfo>();
   info->ordinal = ordinal;
   int device = 0;
-  device_api().check(device_api().get(&device, ordinal), "cuDeviceGet");
+  facts_api().check(facts_api().get(&device, ordinal), "cuDeviceGet");
   const auto value = [device](Attribute attribute) {
     int found = 0;
-    device_api().check(device_api().attribute(&found, attribute, device), "cuDeviceGetAttribute");
+    facts_api().check(facts_api().attribute(&found, attribute, device), "cuDeviceGetAttribute");
     return found;
   };
-  info->sm = 10 * value(kMajor) + value(kMinor);
+  info->sm = 10 * value(kCapabilityMajor) + value(kCapabilityMinor);
   info->sm_count = value(kMultiprocessors);
   info->shared_memory_per_block = value(kSharedMemoryPerBlock);
   info->shared_memory_per_block_opt_in = value(kSharedMemoryPerBlockOptIn);
   info->l2_bytes = value(kL2Bytes);
   size_t bytes = 0;
-  device_api().check(device_api().total_memory(&bytes, device), "cuDeviceTotalMem");
+  facts_api().check(facts_api().total_memory(&bytes, device), "cuDeviceTotalMem");
   info->total_memory = static_cast<int64_t>(bytes);
   std::array<char, 256> text{};
-  device_api().check(device_api().name(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetName");
+  facts_api().check(facts_api().name(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetName");
   info->name = text.data();
-  device_api().check(device_api().pci_bus_id(text.data(), static_cast<int>(text.size()), device), "cuDeviceGetPCIBusId");
+  facts_api().check(facts_api().pci_bus_id(text.data(), static_cast<int>(text.size()), device),
+                    "cuDeviceGetPCIBusId");
   info->pci_bus_id = text.data();
   return info;
 }
@@ -121,7 +122,7 @@ const DeviceInfo& device_info(int ordinal) {
                                                  ", the rule is an ordinal of one of the " +
                                                  std::to_string(count) + " CUDA devices here");
   }
-  return infos.get_or_make(ordinal, [ordinal] { return ask(ordinal); });
+  return infos.get_or_make(ordinal, [ordinal] { return ask_facts(ordinal); });
 }
 
 }  // namespace cudnn_jax

@@ -14,14 +14,14 @@ namespace {
 constexpr unsigned kDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 constexpr int kDeviceOrdinal = 9;       // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
-struct StreamApi {
+struct EventApi {
   int (*event_create)(void** event, unsigned flags);
   int (*event_record)(void* event, void* stream);
   int (*event_destroy)(void* event);
   int (*stream_wait_event)(void* stream, void* event, unsigned flags);
   int (*pointer_attribute)(void* value, int attribute, uint64_t address);
 
-  StreamApi() {
+  EventApi() {
     driver();  // opens and initialises
     const DynamicLibrary cuda = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"});
     const auto bind = [&cuda](auto& slot, const char* symbol) {
@@ -35,12 +35,12 @@ struct StreamApi {
   }
 };
 
-const StreamApi& stream_api() {
-  static const StreamApi instance;
+const EventApi& event_api() {
+  static const EventApi instance;
   return instance;
 }
 
-void check_stream(int status, const char* call) {
+void check_event(int status, const char* call) {
   if (status != 0) {
     throw Error(ErrorKind::kInternal, std::string(call) + " failed: error " + std::to_string(status));
   }
@@ -57,18 +57,19 @@ bool same_stream(const void* a, const void* b) { return canonical(a) == canonica
 
 void order_after(void* stream, void* other) {
   void* event = nullptr;
-  check_stream(stream_api().event_create(&event, kDisableTiming), "cuEventCreate");
-  const int recorded = stream_api().event_record(event, other);
-  const int waits = recorded == 0 ? stream_api().stream_wait_event(stream, event, 0) : 0;
+  check_event(event_api().event_create(&event, kDisableTiming), "cuEventCreate");
+  const int recorded = event_api().event_record(event, other);
+  const int waits = recorded == 0 ? event_api().stream_wait_event(stream, event, 0) : 0;
   // The driver keeps an event until what waits for it is done.
-  stream_api().event_destroy(event);
-  check_stream(recorded, "cuEventRecord");
-  check_stream(waits, "cuStreamWaitEvent");
+  event_api().event_destroy(event);
+  check_event(recorded, "cuEventRecord");
+  check_event(waits, "cuStreamWaitEvent");
 }
 
 int device_of_address(const void* address) {
   int ordinal = -1;
-  const int status = stream_api().pointer_attribute(&ordinal, kDeviceOrdinal, reinterpret_cast<uint64_t>(address));
+  const int status =
+      event_api().pointer_attribute(&ordinal, kDeviceOrdinal, reinterpret_cast<uint64_t>(address));
   return status == 0 ? ordinal : -1;
 }
 
