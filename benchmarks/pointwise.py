@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ import cudnn_jax
 from benchmarks import harness
 from benchmarks.harness import Effort, Function
 from benchmarks.report import Report
+from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import DECLINES
 from cudnn_jax.engines.execution import target_of
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.pointwise import samples
+from cudnn_jax.engines.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +85,17 @@ def peer(case: Case) -> Function:
 
 def plans(case: Case) -> tuple[list[str], str]:
     """The names of our plans, and of the one that runs by default."""
-    graph = case.graph()
-    graph.create_execution_plans(target=target_of(None))
-    return [each.name for each in graph.plans], graph.build_plans()[0].name
+    planned = planning.plan(case.graph(), target_of(None))
+    return [each.name for each in planned.plans], planned.plan.name
+
+
+def programs(target: Target) -> Iterator[tuple[pygraph, str | None]]:
+    """Every program of a DSL that a full run asks for."""
+    for case in CASES:
+        yield case.graph(), None
+        for each in planning.plan(case.graph(), target).plans:
+            if each.kind == "cutedsl":
+                yield case.graph(), each.name
 
 
 def draw(case: Case, seed: int) -> tuple[jax.Array, ...]:

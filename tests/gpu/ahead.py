@@ -6,30 +6,31 @@ they do anything else, and `FOLDER/benchmarks` the benchmarks.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import norm
+from benchmarks import norm, pointwise
 from cudnn_jax.engines import cache, planning
 from cudnn_jax.engines.base import Program
-from cudnn_jax.engines.planning import pygraph
-from cudnn_jax.engines.store import Store, Stored
+from cudnn_jax.engines.planning import pygraph, stored_of
+from cudnn_jax.engines.store import Store
 from cudnn_jax.engines.target import Target, named
-from gpu import norm_programs
+from gpu import norm_programs, pointwise_programs
 from gpu.poison import poisoned_outputs
 
 
-def fill(folder: Path, target: Target, programs: Iterator[tuple[pygraph, str]]) -> int:
+def fill(folder: Path, target: Target, programs: Iterator[tuple[pygraph, str | None]]) -> int:
     """Builds each graph with the named plan into a folder that `CUDNN_JAX_PROGRAMS` may name; returns how many."""
     store, count = Store(folder), 0
     for graph, implementation in programs:
         planned = planning.plan(graph, target, implementation)
         assert isinstance(planned.artifact, Program)
         key = cache.portable_key(graph, target, implementation)
-        store.store(key, Stored(planned.plan, planned.plans, planned.declines, planned.artifact.data, derived=False))
+        store.store(key, stored_of(planned))
         count += 1
     return count
 
@@ -39,9 +40,12 @@ def main(argv: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     folder, target = Path(argv[0]), named("h200")
-    print(fill(folder / "benchmarks", target, norm.programs()), "programs of benchmarks")
+    benchmarks = itertools.chain(norm.programs(), pointwise.programs(target))
+    print(fill(folder / "benchmarks", target, benchmarks), "programs of benchmarks")
     with poisoned_outputs(pytest.MonkeyPatch()):
-        print(fill(folder / "tests", target, norm_programs.programs()), "programs of tests")
+        planning.clear_memo()  # those were not poisoned
+        tests = itertools.chain(norm_programs.programs(), pointwise_programs.programs(target))
+        print(fill(folder / "tests", target, tests), "programs of tests")
     return 0
 
 

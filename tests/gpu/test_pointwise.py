@@ -20,24 +20,14 @@ from cudnn_jax.engines.execution import target_of
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.pointwise import samples
 from cudnn_jax.graph import GraphNotSupportedError
+from gpu.pointwise_programs import ENGINE, OPTIONS, SETTING_SHAPES, SHAPES, TAILS, WIDE, setting_names
 from gpu.poison import poisoned_outputs
 from support.pointwise import CASES, draw, expected, graph_of_one
 
-ENGINE = "cutedsl_bias_gelu"
 erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
-# Rows, cols: whole vectors and not, one row, one column, less than a vector, more slabs than rows, empty multiprocessors
-SHAPES = ((512, 4096), (1023, 1001), (257, 8), (1, 1), (1, 4096), (4097, 1), (3, 2), (8, 65536), (2048, 5120))
 ERROR = {"bfloat16": (2**-7, 2**-9), "float16": (2**-10, 2**-12), "float32": (2e-6, 2e-6)}
 """Relative, and absolute where terms cancel."""
-OPTIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"approximation": "tanh"},
-    {"pre": True},
-    {"bias": False},
-    {"residual": False, "pre": True, "approximation": "tanh"},
-    {"bias": False, "residual": False},
-)
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +77,8 @@ def test_every_type_and_option(dtype: str, options: dict[str, Any], rng: np.rand
 @pytest.mark.parametrize("approximation", ["erf", "tanh"])
 @pytest.mark.parametrize("dtype", ERROR)
 def test_every_setting(dtype: str, approximation: str, rng: np.random.Generator) -> None:
-    for rows, cols in ((2048, 4096), (1023, 1001)):
-        names = plans_of(samples.bias_gelu(rows, cols, dtype, approximation=approximation))
+    for rows, cols in SETTING_SHAPES:
+        names = setting_names(samples.bias_gelu(rows, cols, dtype, approximation=approximation), target_of(None))
         assert len(names) >= 3
         for name in names:
             graph = samples.bias_gelu(rows, cols, dtype, approximation=approximation)
@@ -97,11 +87,6 @@ def test_every_setting(dtype: str, approximation: str, rng: np.random.Generator)
             again = cudnn_jax.call(graph, *given, implementation=name)
             check_bias_gelu(graph, given, got, approximation)
             np.testing.assert_array_equal(np.asarray(got[0]), np.asarray(again[0]))
-
-
-def plans_of(graph: pygraph) -> list[str]:
-    graph.create_execution_plans(target=target_of(None), implementation=ENGINE)
-    return [plan.name for plan in graph.plans]
 
 
 def test_the_kernel_leads() -> None:
@@ -113,7 +98,7 @@ def test_the_tails_of_gelu(rng: np.random.Generator) -> None:
     """Every bfloat16 and float16 number, and many float32 ones, without bias and residual."""
     for dtype, words in (("bfloat16", np.uint16), ("float16", np.uint16), ("float32", np.uint32)):
         bits = np.arange(2**16, dtype=words) if words is np.uint16 else rng.integers(0, 2**32, 2**20, dtype=words)
-        x = bits.view(jnp.dtype(dtype)).reshape(64, -1)
+        x = bits.view(jnp.dtype(dtype)).reshape(TAILS[dtype])
         x = np.where(np.isfinite(x.astype(np.float32)) & (np.abs(x.astype(np.float32)) < 1e4), x, 0).astype(x.dtype)
         for approximation in ("erf", "tanh"):
             graph = samples.bias_gelu(*x.shape, dtype, bias=False, residual=False, approximation=approximation)
@@ -125,7 +110,7 @@ def test_the_tails_of_gelu(rng: np.random.Generator) -> None:
 
 
 def test_more_than_2_31_elements() -> None:
-    rows, cols = 2**17 + 3, 2**14 + 8
+    rows, cols = WIDE
     graph = samples.bias_gelu(rows, cols)
     key = jax.random.key(7)
     given = [

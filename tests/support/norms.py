@@ -125,7 +125,7 @@ class Case:
     def _natural(self, name: str, want: Arrays, drawn: Arrays) -> float:
         """The norm that inputs of this scale give; DX is a difference, which in short rows cancels almost whole."""
         if name != "DX":
-            return float(want[name].size**0.5)
+            return float(want[name].size ** 0.5)
         scale = drawn["scale"].astype(np.float64) if self.scale else 1.0
         return 10 * float(np.linalg.norm(drawn["grad"].astype(np.float64) * scale * want["inv_var"]))
 
