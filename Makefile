@@ -1,16 +1,19 @@
-# make demo | test | lint | fuzz | bench | wheel | clean
+# make demo | test | check | lint | fuzz | bench | wheel | clean
 #
 # PYTHON   the interpreter that makes the environment (3.11 or newer)
 # VENV     where it is made
 # JAX      a minor version to pin, for example 0.12; the newest that fits otherwise
-# PYTEST, DEMO, BENCH   arguments for the three programs
+# PYTEST, DEMO, CHECK, BENCH   arguments for the programs
+# UPDATE   1: `make check` writes what it finds into engines/images.json
 
 PYTHON ?= python3
 VENV ?= .venv
 JAX ?=
 PYTEST ?= -n 2
 DEMO ?=
+CHECK ?=
 BENCH ?=
+UPDATE ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-jax$(JAX)
@@ -23,13 +26,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test lint fuzz bench wheel clean
+.PHONY: demo test check lint fuzz bench wheel clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/train_lm.py $(DEMO)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(PYTEST)
+
+check: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m support.images $(CHECK) $(if $(UPDATE),--update)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

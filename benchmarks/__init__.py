@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks sdpa [--quick] [--out DIR]`."""
+"""Benchmarks: `python -m benchmarks NAME [--quick] [--out DIR]`."""

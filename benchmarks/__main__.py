@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = {"sdpa": "benchmarks.sdpa", "picture": "benchmarks.picture"}
+BENCHMARKS = {
+    name: f"benchmarks.{name}" for name in ("sdpa", "norm", "pointwise", "eager", "runtime", "peers_call", "picture")
+}
 
 
 def main(argv: list[str]) -> int:

@@ -68,9 +68,6 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "device": jax.devices()[0].device_kind,
-            "date": datetime.date.today().isoformat(),
-            "versions": versions(),
             "seed": self.seed,
             "ceilings": dataclasses.asdict(self.ceilings),
             "rows": [dataclasses.asdict(row) for row in self.rows],
@@ -80,12 +77,7 @@ class Report:
 
     def write(self, folder: Path | None) -> Path:
         """Writes `<op>-<date>.json` under `folder`, by default the results folder of this device."""
-        content = self.as_dict()
-        slug = re.sub(r"[^a-z0-9]+", "-", content["device"].lower()).strip("-")
-        path = (folder or RESULTS / slug) / f"{self.op}-{content['date']}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(rounded(content), indent=1) + "\n")
-        return path
+        return write_json(self.op, self.as_dict(), folder)
 
     def show(self, console: Console) -> None:
         console.print(table(self.rows, f"{self.op} on {jax.devices()[0].device_kind}"))
@@ -111,6 +103,17 @@ class Report:
             f"default plans against {peer}: slower in {slower} of {len(rows)}, lowest ratio {worst.ratio:.3f} "
             f"±{worst.ratio_spread:.3f} ({worst.case}, {worst.direction})"
         )
+
+
+def write_json(name: str, content: dict[str, Any], folder: Path | None) -> Path:
+    """Writes `content` as `<name>-<date>.json`, with the device and the versions that it was found with."""
+    device, date = jax.devices()[0].device_kind, datetime.date.today().isoformat()
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    path = (folder or RESULTS / slug) / f"{name}-{date}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"device": device, "date": date, "versions": versions(), **content}
+    path.write_text(json.dumps(rounded(whole), indent=1) + "\n")
+    return path
 
 
 def _grouped(entries: Iterable[dict[str, str]]) -> dict[tuple[str, str], str]:

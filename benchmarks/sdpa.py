@@ -25,7 +25,7 @@ import cudnn_jax
 from benchmarks import harness
 from benchmarks.harness import Effort, Function
 from benchmarks.report import Report
-from cudnn_jax.engines.base import DECLINES
+from benchmarks.verification import verify
 from cudnn_jax.ops.sdpa import BACKWARD, FORWARD, SdpaConfig
 
 FORWARD_ONLY, BOTH = "forward", "forward+backward"
@@ -221,49 +221,7 @@ def _heads_first(x: jax.Array, repeats: int) -> jax.Array:
     return heads.reshape(-1, *heads.shape[2:])
 
 
-def check(fn: Function, arguments: Any, want: dict[str, jax.Array]) -> tuple[dict[str, float], str | None]:
-    """Relative errors by result, and what is wrong with them, if anything."""
-    harness.poison([jax.ShapeDtypeStruct(x.shape, arguments[0].dtype) for x in want.values()])
-    got = dict(zip(want, fn(*arguments), strict=False))
-    errors = {name: harness.relative_error(x, want[name]) for name, x in got.items()}
-    bad = {name: error for name, error in errors.items() if not error <= TOLERANCE[name]}
-    return errors, f"relative error {bad}" if bad else None
-
-
 # ---- The run ----------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Verified:
-    """The candidates that compiled and are right, the errors of each, and why the others are not among them."""
-
-    compiled: dict[str, Function] = dataclasses.field(default_factory=dict)
-    errors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
-    wrong: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def leave_out(self, name: str, reason: str, fault: bool) -> None:
-        (self.wrong if fault else self.left_out)[name] = reason
-
-
-def verify(
-    ours: dict[str, Function], others: dict[str, Function], arguments: Any, want: dict[str, jax.Array], threads: int
-) -> Verified:
-    """Compiles and checks. A plan of ours may decline; whatever else stops it is a fault. A peer is only left out."""
-    compiled, stopped = harness.compile_all({**ours, **others}, arguments, threads)
-    verified = Verified()
-    for name, error in stopped.items():
-        verified.leave_out(name, harness.one_line(error), name in ours and not isinstance(error, DECLINES))
-    for name, fn in compiled.items():
-        try:
-            errors, reason = check(fn, arguments, want)
-        except jax.errors.JaxRuntimeError as error:
-            reason = harness.one_line(error)
-        if reason:
-            verified.leave_out(name, reason, name in ours)
-        else:
-            verified.compiled[name], verified.errors[name] = fn, errors
-    return verified
 
 
 def run_case(case: Case, report: Report, effort: Effort, seed: int) -> None:
@@ -273,7 +231,7 @@ def run_case(case: Case, report: Report, effort: Effort, seed: int) -> None:
         where = {"case": str(case), "direction": direction}
         ours, chosen = plans(case, direction, arguments)
         others, absent = peers(case, direction)
-        verified = verify(ours, others, arguments, want, effort.threads)
+        verified = verify(ours, others, arguments, want, TOLERANCE, effort.threads)
         report.left_out += [{**where, "name": n, "reason": r} for n, r in {**absent, **verified.left_out}.items()]
         report.wrong += [{**where, "name": n, "reason": r} for n, r in verified.wrong.items()]
         timings = harness.interleave(verified.compiled, arguments, effort, seed)

@@ -12,20 +12,40 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "sdpa": "cudnn_jax.ops.sdpa",
+    "call": "cudnn_jax.ops.call",
     "pygraph": "cudnn_jax.engines.planning",
     "explain": "cudnn_jax._explain",
     "Explanation": "cudnn_jax._explain",
+    "Handle": "cudnn_jax._eager",
+    "create_handle": "cudnn_jax._eager",
+    "destroy_handle": "cudnn_jax._eager",
+    "set_stream": "cudnn_jax._eager",
+    "get_stream": "cudnn_jax._eager",
+    "DeviceInfo": "cudnn_jax._eager",
+    "device_info": "cudnn_jax._eager",
+    "DeviceView": "cudnn_jax._eager",
+    "versions": "cudnn_jax.engines.versions",
     "data_type": "cudnn_jax.graph",
     "GraphNotSupportedError": "cudnn_jax.graph",
 }
 _MODULES = ("aot", "engines", "flax", "graph", "ops")
 
 if TYPE_CHECKING:
+    from cudnn_jax._eager import DeviceInfo as DeviceInfo
+    from cudnn_jax._eager import DeviceView as DeviceView
+    from cudnn_jax._eager import Handle as Handle
+    from cudnn_jax._eager import create_handle as create_handle
+    from cudnn_jax._eager import destroy_handle as destroy_handle
+    from cudnn_jax._eager import device_info as device_info
+    from cudnn_jax._eager import get_stream as get_stream
+    from cudnn_jax._eager import set_stream as set_stream
     from cudnn_jax._explain import Explanation as Explanation
     from cudnn_jax._explain import explain as explain
     from cudnn_jax.engines.planning import pygraph as pygraph
+    from cudnn_jax.engines.versions import versions as versions
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
     from cudnn_jax.graph import data_type as data_type
+    from cudnn_jax.ops.call import call as call
     from cudnn_jax.ops.sdpa import sdpa as sdpa
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -95,10 +96,9 @@ def _devices() -> Finding:
 def _library(item: str, read: str, meaning: str) -> Callable[[], Finding]:
     def check() -> Finding:
         try:
-            from cudnn_jax import _ffi, _runtime
+            from cudnn_jax.engines import versions
 
-            _runtime.register()
-            return Finding(item, "ok", _dotted(getattr(_ffi, read)()), meaning)
+            return Finding(item, "ok", _dotted(getattr(versions, read)()), meaning)
         except Exception as error:
             return Finding(item, "missing", _line(error), meaning)
 
@@ -124,6 +124,17 @@ def _optional(item: str, module: str, distribution: str, meaning: str) -> Callab
     return check
 
 
+def _compiler(item: str, module: str, distribution: str, meaning: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        try:
+            importlib.import_module(f"cudnn_jax.engines.{module}").available()
+        except Exception as error:
+            return Finding(item, "missing", _line(error), meaning)
+        return Finding(item, "ok", _version(distribution) or "", meaning)
+
+    return check
+
+
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -134,9 +145,9 @@ _CHECKS: tuple[Callable[[], Finding], ...] = (
     _jax,
     _handlers,
     _devices,
-    _library("CUDA driver", "cuda_driver_version", "needed to run anything on a GPU"),
-    _library("cuDNN", "cudnn_version", "without it attention on a GPU falls to the reference engine"),
-    _optional("CuTe-DSL", "cutlass", "nvidia-cutlass-dsl", "builds CuTe-DSL engines (extra cutedsl)"),
-    _optional("cuTile", "cuda.tile", "cuda-tile", "builds cuTile engines (extra cutile)"),
+    _library("CUDA driver", "cuda_driver", "needed to run anything on a GPU"),
+    _library("cuDNN", "cudnn", "without it attention on a GPU falls to the reference engine"),
+    _compiler("CuTe-DSL", "cutedsl", "nvidia-cutlass-dsl", "builds CuTe-DSL engines (extra cutedsl)"),
+    _compiler("cuTile", "cutile", "cuda-tile", "builds cuTile engines (extra cutile)"),
     _optional("Flax", "flax", "flax", "cudnn_jax.flax (extra flax)"),
 )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.extend import core
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from cudnn_jax import _target
-from cudnn_jax.ops import _primitive
+from cudnn_jax._sites import sites
 
 
 @dataclass(frozen=True)
@@ -69,25 +67,15 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
     Nothing runs. The target is that of `aot.target` or else JAX's default device.
     """
-    traced = fn.trace(*args, **kwargs).jaxpr if hasattr(fn, "trace") else jax.make_jaxpr(fn)(*args, **kwargs)
     target = _target.current()
-    by_name = {f"cudnn_jax.{name}": operation for name, operation in _primitive.OPERATIONS.items()}
-    counts: dict[tuple[Any, ...], int] = {}
-    for eqn in _equations(traced.jaxpr):
-        if eqn.primitive.name in by_name:
-            avals = tuple((var.aval.shape, var.aval.dtype) for var in eqn.invars)
-            params = eqn.params
-            site = (eqn.primitive.name, params["names"], avals, params["config"], params["notes"])
-            counts[site] = counts.get(site, 0) + 1
     rows = []
-    for (name, names, avals, config, notes), count in counts.items():
-        operands = {key: jax.ShapeDtypeStruct(*aval) for key, aval in zip(names, avals, strict=True)}
-        planned = _primitive.plan_for(by_name[name], config, operands, target)
+    for site in sites(fn, *args, **kwargs):
+        planned = site.plan(target)
         rows.append(
             {
-                "operation": name.removeprefix("cudnn_jax."),
-                "count": count,
-                "facts": planned.facts.describe(),
+                "operation": site.operation.name,
+                "count": site.count,
+                "facts": planned.subject,
                 "family": planned.family,
                 "engine": planned.plan.engine,
                 "plan": planned.plan.name,
@@ -95,14 +83,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
                 "artifact": type(planned.artifact).__name__.lower(),
                 "plans": [plan.name for plan in planned.plans],
                 "declines": [[decline.engine, decline.reason] for decline in planned.declines],
-                "notes": [*notes, *getattr(planned.artifact, "notes", ())],
+                "notes": [*site.notes, *getattr(planned.artifact, "notes", ())],
             }
         )
     return Explanation(target.describe(), tuple(rows))
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in core.jaxprs_in_params(eqn.params):
-            yield from _equations(inner)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from cudnn_jax import _ffi
-from cudnn_jax.engines import libraries
+from cudnn_jax.engines import libraries, versions
 from cudnn_jax.engines.base import Decline, PlanConfig, Program
 from cudnn_jax.engines.program import ProgramBuilder, arguments
 from cudnn_jax.engines.target import Target
@@ -39,7 +39,7 @@ class BackendSession:
             self.lowered.build_plan(at)
         except _ffi.BackendNotSupported as error:
             raise GraphNotSupportedError(str(error)) from None
-        builder = ProgramBuilder(self.graph, self.target, cudnn=_ffi.cudnn_version())
+        builder = ProgramBuilder(self.graph, self.target, cudnn=versions.cudnn())
         self._prefill(builder)
         size = self.lowered.plan_workspace(at)
         uids = list(self.lowered.uids())

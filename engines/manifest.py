@@ -1,7 +1,8 @@
 """Which engines exist: strings and integers, and no engine imports.
 
 The manifest is the only way an engine exists. A graph belongs to one family or to none, by the node types that name a
-family; node types that name none (pointwise, reduction) are ignored, and a graph that names two belongs to none.
+family, and a graph that names two belongs to none. Pointwise and reduction nodes stand beside any others and name none;
+a graph of these alone is pointwise.
 """
 
 from __future__ import annotations
@@ -69,9 +70,47 @@ def _attention(name: str, anchor: str) -> EngineFamily:
     )
 
 
+def _norm(name: str, anchor: str) -> EngineFamily:
+    """Forward and backward norms, as attention."""
+    room = "cudnn_jax.engines.norm"
+    return EngineFamily(
+        name=name,
+        anchors=frozenset({anchor}),
+        analyzer=(f"{room}.facts", "analyze"),
+        heuristics=(f"{room}.heuristics", "recommend"),
+        slots=(
+            EngineSlot(0, "cutile_rmsnorm", (f"{room}.rmsnorm_cutile", "CutileRmsNorm")),
+            EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "NormReference")),
+        ),
+    )
+
+
+_POINTWISE_ROOM = "cudnn_jax.engines.pointwise"
+
+POINTWISE = EngineFamily(
+    name="pointwise",
+    anchors=frozenset(),
+    analyzer=(f"{_POINTWISE_ROOM}.facts", "analyze"),
+    heuristics=(f"{_POINTWISE_ROOM}.heuristics", "recommend"),
+    slots=(
+        EngineSlot(0, "cutedsl_bias_gelu", (f"{_POINTWISE_ROOM}.bias_gelu_cutedsl", "CutedslBiasGelu")),
+        EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{_POINTWISE_ROOM}.engines", "PointwiseReference")),
+    ),
+)
+
 FAMILIES: dict[str, EngineFamily] = {
-    family.name: family for family in (_attention("sdpa_fwd", "SDPA"), _attention("sdpa_bwd", "SDPA_BACKWARD"))
+    family.name: family
+    for family in (
+        _attention("sdpa_fwd", "SDPA"),
+        _attention("sdpa_bwd", "SDPA_BACKWARD"),
+        _norm("norm_fwd", "RMS_NORM"),
+        _norm("norm_bwd", "RMS_NORM_BACKWARD"),
+        POINTWISE,
+    )
 }
+
+ANONYMOUS = frozenset({"POINTWISE", "REDUCTION"})
+"""Node types that name no family."""
 
 
 def resolve(reference: Reference) -> Callable[..., Any]:
@@ -82,6 +121,8 @@ def resolve(reference: Reference) -> Callable[..., Any]:
 def family_for(graph: pygraph) -> EngineFamily | None:
     """The graph's family: a pure property of its nodes, whatever the machine."""
     types = {node.type for node in graph.nodes}
+    if types <= ANONYMOUS:
+        return FAMILIES["pointwise"]
     named = [family for family in FAMILIES.values() if family.anchors & types]
     return named[0] if len(named) == 1 else None
 

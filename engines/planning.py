@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
-from cudnn_jax.engines import backend, manifest
-from cudnn_jax.engines.base import DECLINES, Artifact, BaseEngine, Decline, Derived, PlanConfig, Program
+from cudnn_jax.engines import cache, execution, manifest
+from cudnn_jax.engines.base import DECLINES, Artifact, Decline, PlanConfig, Program
+from cudnn_jax.engines.planner import Planner, Request, derived_graph, knob_pairs, subject
+from cudnn_jax.engines.program import program_of
+from cudnn_jax.engines.store import Stored
 from cudnn_jax.engines.target import CPU, Target
-from cudnn_jax.graph import GraphNotSupportedError
 
 DEFAULT_MODES = ("A", "FALLBACK")
 
@@ -41,7 +44,25 @@ class pygraph(graph_room.pygraph):
         Raises:
           RuntimeError: the graph was planned before.
         """
-        _planner_of(self, create=(target, tuple(modes), implementation))
+        _planner_of(self, create=Request(target, tuple(modes), implementation))
+
+    def create_execution_plan(
+        self, engine_id: int, knobs: Mapping[str, int] | Sequence[tuple[str, int]] = (), *, target: Target = CPU
+    ) -> None:
+        """Plans with one plan, by its identity: what an autotune record holds. Nobody is asked to rank.
+
+        Args:
+          engine_id: of a cuDNN engine, or of an engine of the graph's family.
+          knobs: names and values, in the engine's own order.
+          target: what the plan will run on.
+
+        Raises:
+          ValueError: the id names no engine of this release.
+          GraphNotSupportedError: the engine is not of the graph's family.
+          RuntimeError: the graph was planned before.
+        """
+        exactly = PlanConfig(engine_id, knob_pairs(knobs))
+        _planner_of(self, create=Request(target, DEFAULT_MODES, exactly=exactly))
 
     @property
     def plans(self) -> tuple[PlanConfig, ...]:
@@ -53,12 +74,39 @@ class pygraph(graph_room.pygraph):
         """Why an engine, a mode or a plan is not used; grows while plans are built."""
         return tuple(_planner_of(self).declines)
 
+    def get_execution_plan_count(self) -> int:
+        """Length of `plans`."""
+        return len(_planner_of(self).plans)
+
+    def get_plan_name_at_index(self, index: int) -> str:
+        """The plan's name, as `implementation=` takes it."""
+        return self._checked(index, "get_plan_name_at_index").plans[index].name
+
     def select_plan(self, index: int) -> None:
         """Pins the plan at `index`: if it declines, building raises instead of running something else."""
-        planner = _planner_of(self)
-        if not 0 <= index < len(planner.plans):
-            raise IndexError(f"select_plan({index}): the list has {len(planner.plans)} plans")
-        planner.pinned = index
+        self._reopened().check_index(index, "select_plan")
+        _planner_of(self).pinned = index
+
+    def deselect_engines(self, names: Sequence[str]) -> None:
+        """Leaves out the plans of these engines, such as "xla", and plans of these names, such as "cudnn/4:k2=1"."""
+        if isinstance(names, str):
+            raise TypeError(f"deselect_engines({names!r}): the rule: a sequence of names")
+        barred = frozenset(names)
+        self._reopened().bar(
+            lambda plan: (
+                "deselected by name" if barred & {plan.engine, plan.name, plan.name.partition(":")[0]} else None
+            )
+        )
+
+    def deselect_workspace_greater_than(self, nbytes: int) -> None:
+        """Leaves out plans that need more than `nbytes` bytes of workspace, as building them tells."""
+        self._reopened().bar(
+            lambda plan: (
+                f"workspace {plan.workspace} bytes, at most {nbytes} selected"
+                if (plan.workspace or 0) > nbytes
+                else None
+            )
+        )
 
     def build_plans(self) -> tuple[PlanConfig, Artifact]:
         """Builds the pinned plan, or the first of the list that builds.
@@ -66,123 +114,68 @@ class pygraph(graph_room.pygraph):
         Raises:
           GraphNotSupportedError: nothing builds; the message holds every engine's reason.
         """
-        return _planner_of(self).build()
+        planner = _planner_of(self)
+        return planner.build(planner.first())
 
+    def build_plan_at_index(self, index: int) -> tuple[PlanConfig, Artifact]:
+        """Builds the plan at `index` and no other; a decline raises."""
+        return self._checked(index, "build_plan_at_index").build(index)
 
-class _Planner:
-    """The plans of one frozen graph on one target."""
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
+        """Bytes of workspace of the plan at `index`, which is built for it."""
+        return self.build_plan_at_index(index)[0].workspace or 0
 
-    def __init__(self, graph: pygraph, target: Target, modes: Sequence[str], implementation: str | None) -> None:
-        self.graph = graph
-        self.target = target
-        self.implementation = implementation
-        self.pinned: int | None = None
-        self.declines: list[Decline] = []
-        self.family = manifest.family_for(graph)
-        self.facts: Any = manifest.resolve(self.family.analyzer)(graph) if self.family else None
-        self._engines: dict[int, BaseEngine] = {}
-        self._derived: Derived | None = None
-        offered = self._offered()
-        self._session, proposed = self._backend(modes)
-        ranked = self._rank(modes, offered, proposed)
-        self.plans = [plan for plan in dict.fromkeys(ranked) if _selected(plan, implementation)]
+    def _reopened(self) -> Planner:
+        """The planner, with the choice of a plan open again."""
+        planner = _planner_of(self)
+        self.__dict__.pop("_execution", None)
+        return planner
 
-    def _offered(self) -> list[PlanConfig]:
-        """One entry for each knob setting of each of the family's engines that accepts the graph."""
-        configs: list[PlanConfig] = []
-        for slot in self.family.slots if self.family else ():
-            if not slot.offered():
-                self.declines.append(Decline(slot.name, f"opt-in: set {slot.opt_in}=1"))
-                continue
-            assert self.family is not None
-            engine = manifest.instantiate(self.family, slot)
-            try:
-                for knobs in engine.configs(self.graph, self.facts, self.target):
-                    configs.append(PlanConfig(engine.engine_id, knobs, engine=engine.name, kind=engine.kind, mode="A"))
-            except DECLINES as error:
-                self.declines.append(Decline(engine.name, _line(error)))
-                continue
-            self._engines[engine.engine_id] = engine
-        return configs
+    def _checked(self, index: int, caller: str) -> Planner:
+        planner = _planner_of(self)
+        planner.check_index(index, caller)
+        return planner
 
-    def _backend(self, modes: Sequence[str]) -> tuple[backend.BackendSession | None, list[PlanConfig]]:
-        if not _may_be_backend(self.implementation):
-            return None, []
-        try:
-            graph, facts = self._asked()
-        except DECLINES as error:
-            self.declines.append(Decline(backend.NAME, _line(error)))
-            return None, []
-        prefill = self.family.backend_prefill if self.family else None
-        words = manifest.resolve(prefill)(facts) if prefill else {}
-        session, plans, declines = backend.propose(graph, self.target, modes, words)
-        self.declines += declines
-        return session, plans
+    def get_workspace_size(self) -> int:
+        """Bytes of workspace that `execute` takes. Plans for this machine and builds what is not planned or built."""
+        return _execution_of(self, None).workspace_size
 
-    def _asked(self) -> tuple[graph_room.pygraph, Any]:
-        """The graph that cuDNN is asked for and its facts: the user's, or what the family derives of it.
+    def execute(self, buffers: Mapping[Any, Any], workspace: Any = None, handle: _ffi.Handle | None = None) -> None:
+        """Runs the graph on buffers of the caller, outside of JAX.
+
+        The first call plans and builds what is not planned or built yet, for the handle's device, or for the CPU on a
+        machine without a GPU. On CUDA a call returns when the work is queued on the handle's stream (without a handle,
+        the default stream of the first device); memory must live until it is done. No two calls share a buffer that
+        one of them writes unless streams order them.
+
+        Args:
+          buffers: every input and output of the graph, by tensor or by uid: a DLPack producer (torch, jax, cupy,
+            numpy), an object with `__cuda_array_interface__`, on the CPU one with `__array_interface__`, a
+            `DeviceView`, or an address as an int, of which nothing can be checked. Dims, strides and data type are
+            the tensor's; an axis of length 1 has any stride. Outputs are written in place, and overlap no other
+            buffer; a jax.Array cannot be one. Addresses are multiples of 16 bytes.
+          workspace: such a buffer of at least `get_workspace_size()` bytes without gaps, at a multiple of 256 bytes on
+            CUDA; None where that is 0.
+          handle: what `cudnn_jax.create_handle` made.
 
         Raises:
-          GraphNotSupportedError: cuDNN is not to be asked, and why.
+          ValueError: a buffer is missing, or one too many, or on another device, or of another data type, dim or
+            stride than the tensor, or an output is read-only; the message names the tensor, what came and the rule.
+          TypeError: something is no buffer, or `handle` is no Handle.
+          RuntimeError: the handle was destroyed, the graph was planned for another device, or the launch failed.
+          GraphNotSupportedError: nothing builds, or what builds runs inside JAX only.
         """
-        graph: graph_room.pygraph = self.graph
-        facts = self.facts
-        reason = backend.out_of_reach(self.target)
-        if reason is None and self.family and self.family.backend_graph:
-            self._derived = manifest.resolve(self.family.backend_graph)(graph, facts)
-            if self._derived is not None:
-                graph, facts = self._derived.graph, manifest.resolve(self.family.analyzer)(self._derived.graph)
-        if reason is None and self.family and self.family.backend_limits:
-            reason = manifest.resolve(self.family.backend_limits)(facts, self.target)
-        if reason:
-            raise GraphNotSupportedError(reason)
-        return graph, facts
+        ready = self.__dict__.get("_execution")
+        if ready is None:
+            ready = _execution_of(self, handle)
+        ready.run(buffers, workspace, handle)
 
-    def _rank(
-        self, modes: Sequence[str], offered: list[PlanConfig], proposed: list[PlanConfig]
-    ) -> Sequence[PlanConfig]:
-        if self.family is None or self.family.heuristics is None:
-            return [*offered, *proposed]
-        recommend = manifest.resolve(self.family.heuristics)
-        ranked: Sequence[PlanConfig] = recommend(modes, self.facts, offered, proposed, self.target)
-        return ranked
-
-    def build(self) -> tuple[PlanConfig, Artifact]:
-        candidates = self.plans if self.pinned is None else [self.plans[self.pinned]]
-        for config in candidates:
-            try:
-                artifact = self._build_one(config)
-            except DECLINES as error:
-                self.declines.append(Decline(config.name, _line(error)))
-                continue
-            size = artifact.workspace if isinstance(artifact, Program) else 0
-            return replace(config, workspace=size), artifact
-        raise GraphNotSupportedError(self._refusal())
-
-    def _build_one(self, config: PlanConfig) -> Artifact:
-        engine = self._engines.get(config.engine_id)
-        if engine is not None:
-            return engine.build_plan(self.graph, self.facts, config, self.target)
-        if self._session is None:
-            raise GraphNotSupportedError("no engine of that id is offered")
-        pinned = self.pinned is not None or self.implementation == config.name
-        program = self._session.build(config, pinned=pinned)
-        return program if self._derived is None else self._derived.attach(program)
-
-    def _refusal(self) -> str:
-        what = f"implementation={self.implementation!r} cannot serve" if self.implementation else "no engine serves"
-        if self.pinned is not None:
-            what = f"the pinned plan {self.plans[self.pinned].name} cannot serve"
-        subject = self.facts.describe() if hasattr(self.facts, "describe") else self.graph.name or "this graph"
-        reasons = "".join(f"\n  {decline.engine}: {decline.reason}" for decline in self._relevant())
-        return f"{what} {subject} on {self.target.describe()}:{reasons or ' no such engine'}"
-
-    def _relevant(self) -> list[Decline]:
-        wanted = self.implementation
-        if wanted is None:
-            return self.declines
-        named = [d for d in self.declines if wanted == d.engine or wanted.split("/")[0] == d.engine.split("/")[0]]
-        return named or self.declines
+    def execute_plan_at_index(
+        self, buffers: Mapping[Any, Any], workspace: Any, index: int, handle: _ffi.Handle | None = None
+    ) -> None:
+        """As `execute`, with the plan at `index` instead of the one that was chosen."""
+        self._checked(index, "execute_plan_at_index")
+        _execution_of(self, handle, index).run(buffers, workspace, handle)
 
 
 @dataclass(frozen=True)
@@ -195,6 +188,8 @@ class Planned:
     declines: tuple[Decline, ...]
     family: str | None
     facts: Any
+    subject: str
+    """What was planned, in one line for people."""
 
 
 _MEMO_SIZE = 256
@@ -203,7 +198,10 @@ _memo_lock = threading.Lock()
 
 
 def plan(graph: pygraph, target: Target, implementation: str | None = None) -> Planned:
-    """Plans and builds `graph` for `target`, once for each (graph hash, target, implementation) in this process."""
+    """Plans and builds `graph` for `target`, once for each (graph hash, target, implementation) in this process.
+
+    Freezes the graph, and leaves its own one planning to the caller.
+    """
     graph.freeze()
     family = manifest.family_for(graph)
     opted = tuple(slot.offered() for slot in family.slots) if family else ()
@@ -212,15 +210,58 @@ def plan(graph: pygraph, target: Target, implementation: str | None = None) -> P
         if key in _memo:
             _memo.move_to_end(key)
             return _memo[key]
-    graph.create_execution_plans(target=target, implementation=implementation)
-    config, artifact = graph.build_plans()
-    planner = _planner_of(graph)
-    planned = Planned(config, artifact, graph.plans, graph.declines, family.name if family else None, planner.facts)
+    stored = cache.load(graph, target, implementation)
+    planned = _restored(graph, target, family, stored) if stored else None
+    if planned is None:
+        planned = _planned(graph, target, implementation)
     with _memo_lock:
         _memo[key] = planned
         while len(_memo) > _MEMO_SIZE:
             _memo.popitem(last=False)
     return planned
+
+
+def _planned(graph: pygraph, target: Target, implementation: str | None) -> Planned:
+    planner = Planner(graph, Request(target, DEFAULT_MODES, implementation))
+    config, artifact = planner.build(planner.first())
+    plans, declines = tuple(planner.plans), tuple(planner.declines)
+    name = planner.family.name if planner.family else None
+    planned = Planned(config, artifact, plans, declines, name, planner.facts, planner.subject)
+    cache.keep(graph, target, implementation, stored_of(planned))
+    return planned
+
+
+def stored_of(planned: Planned) -> Stored:
+    """What is kept on disk of an outcome."""
+    program = planned.artifact if isinstance(planned.artifact, Program) else None
+    return Stored(
+        plan=planned.plan,
+        plans=planned.plans,
+        declines=planned.declines,
+        program=program.data if program else None,
+        derived=program is not None and program.prepare is not None,
+    )
+
+
+def _restored(graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored) -> Planned | None:
+    """What an earlier process found, None where its engine is not of this release any more."""
+    facts = manifest.resolve(family.analyzer)(graph) if family else None
+    artifact: Artifact
+    if stored.program is not None:
+        artifact = program_of(stored.program)
+        if stored.derived:
+            derived = derived_graph(family, graph, facts)
+            if derived is None:
+                return None
+            artifact = derived.attach(artifact)
+    else:
+        try:
+            owner, slot = manifest.engine_for_id(stored.plan.engine_id)
+            artifact = manifest.instantiate(owner, slot).build_plan(graph, facts, stored.plan, target)
+        except (ValueError, *DECLINES):
+            return None
+    name = family.name if family else None
+    return Planned(stored.plan, artifact, stored.plans, stored.declines, name, facts, subject(graph, facts))
 
 
 def clear_memo() -> None:
@@ -229,8 +270,8 @@ def clear_memo() -> None:
         _memo.clear()
 
 
-def _planner_of(graph: pygraph, create: tuple[Target, tuple[str, ...], str | None] | None = None) -> _Planner:
-    planner: _Planner | None = graph.__dict__.get("_planner")
+def _planner_of(graph: pygraph, create: Request | None = None) -> Planner:
+    planner: Planner | None = graph.__dict__.get("_planner")
     if create is None:
         if planner is None:
             raise RuntimeError("call create_execution_plans first")
@@ -239,17 +280,20 @@ def _planner_of(graph: pygraph, create: tuple[Target, tuple[str, ...], str | Non
         raise RuntimeError("a graph is planned once: build a new graph to plan differently, or use select_plan")
     graph.validate()
     graph.freeze()
-    graph.__dict__["_planner"] = planner = _Planner(graph, *create)
+    graph.__dict__["_planner"] = planner = Planner(graph, create)
     return planner
 
 
-def _may_be_backend(implementation: str | None) -> bool:
-    return implementation is None or implementation.split("/")[0] == backend.NAME
-
-
-def _selected(config: PlanConfig, implementation: str | None) -> bool:
-    return implementation is None or implementation in (config.kind, config.engine, config.name)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _execution_of(graph: pygraph, handle: _ffi.Handle | None, index: int | None = None) -> execution.Execution:
+    """The execution of the plan at `index`, or of the one that `build_plans` chooses, which is then settled."""
+    with execution.lock:
+        if "_planner" not in graph.__dict__:
+            graph.create_execution_plans(target=execution.target_of(handle))
+        planner = _planner_of(graph)
+        made: dict[int, execution.Execution] = graph.__dict__.setdefault("_executions", {})
+        at = planner.first() if index is None else index
+        if at not in made:
+            made[at] = execution.prepare(graph, planner.target, planner.build(at)[1])
+        if index is None:
+            graph.__dict__["_execution"] = made[at]
+        return made[at]

@@ -60,6 +60,17 @@ def storage_order(tensor: Tensor) -> tuple[int, ...]:
     return tuple(axis if tensor.dim[axis] == 1 else next(ordered) for axis in axes)
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor's elements fill its memory without gaps or overlaps, in whatever order of axes."""
+    expected = 1
+    for axis in reversed(storage_order(tensor)):
+        if tensor.dim[axis] > 1:
+            if tensor.stride[axis] != expected:
+                return False
+            expected *= tensor.dim[axis]
+    return True
+
+
 class ProgramBuilder:
     """Collects the steps of a program for one graph and target.
 
@@ -128,6 +139,12 @@ class ProgramBuilder:
         data = _pack(outer)
         _ffi.program_check(data)
         return Program(data, self._payload["workspace"], digest.hexdigest())
+
+
+def program_of(data: bytes) -> Program:
+    """The program that an artifact's bytes hold, checked as a handler would; ValueError names the field at fault."""
+    told: dict[str, Any] = _ffi.program_check(data)
+    return Program(data, told["workspace"], told["sha256"])
 
 
 def arguments(graph: pygraph, canonical_indices: Sequence[int]) -> list[Argument]:

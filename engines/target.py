@@ -6,6 +6,8 @@ import importlib.resources
 import json
 from dataclasses import dataclass
 
+from cudnn_jax import _ffi
+
 
 @dataclass(frozen=True)
 class Target:
@@ -35,6 +37,16 @@ class Target:
 
 
 CPU = Target("cpu", device_kind="cpu")
+
+
+def local(ordinal: int) -> Target:
+    """The target of a CUDA device that is here.
+
+    Raises:
+      ValueError: there is no device of that ordinal.
+    """
+    info = _ffi.device_info(ordinal)
+    return Target("cuda", device_kind=info.name, sm=info.sm, sm_count=info.sm_count, ordinal=ordinal)
 
 
 def known_devices() -> list[str]:

@@ -34,7 +34,7 @@ def ffi_type(platform: str) -> dict[str, object]:
 
 def counters() -> dict[str, int]:
     """
-    Process-wide counts: programs, states, loads, executions, cuDNN plans built again, the host nanoseconds inside execute, and those inside the launching calls while measure_library_calls is on.
+    Process-wide counts: programs, states, loads, images, executions, cuDNN plans built again, the host nanoseconds inside execute, and those inside the launching calls while measure_library_calls is on.
     """
 
 def measure_library_calls(on: bool) -> None:
@@ -100,3 +100,197 @@ class BackendGraph:
 
     def uids(self) -> list[int]:
         """The uids whose buffers the caller gives, rising."""
+
+class Handle:
+    """
+    A cuDNN handle, the device it is for and the stream it works on. Handles are equal only to themselves, and no integers: code that needs cuDNN's own asks for backend_handle.
+    """
+
+    def __init__(self, backend_handle: int, device: int, stream: object | None = None) -> None:
+        """
+        Wraps a cuDNN handle made elsewhere; it stays its maker's unless destroy_handle is called. stream is the one it works on, asked of cuDNN if absent; another one is a ValueError.
+        """
+
+    @property
+    def backend_handle(self) -> int:
+        """
+        The address of cuDNN's own handle, which is made when it is first asked for.
+        """
+
+    @property
+    def device(self) -> int:
+        """CUDA ordinal."""
+
+    @property
+    def stream(self) -> int:
+        """A CUstream's address."""
+
+    def __repr__(self) -> str: ...
+
+def create_handle(device: int = 0, stream: object = 0) -> Handle:
+    """
+    A handle for a CUDA ordinal and a stream. Opens neither CUDA nor cuDNN yet.
+    """
+
+def destroy_handle(handle: Handle) -> None:
+    """
+    Destroys cuDNN's handle, if there is one. A second call does nothing, any other use is a RuntimeError.
+    """
+
+def set_stream(handle: Handle, stream: object) -> None:
+    """
+    Moves the handle to a stream: a CUstream's address, or an object with __cuda_stream__, cuda_stream (torch) or ptr (cupy). The stream that it is on already costs nothing.
+    """
+
+def get_stream(handle: Handle) -> int:
+    """The address of the handle's stream."""
+
+class DeviceInfo:
+    """Facts of one CUDA device, asked of the driver once."""
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pci_bus_id(self) -> str: ...
+
+    @property
+    def sm(self) -> int:
+        """Compute capability, 90 for 9.0."""
+
+    @property
+    def sm_count(self) -> int:
+        """Multiprocessors."""
+
+    @property
+    def shared_memory_per_block(self) -> int:
+        """Bytes, without asking for more."""
+
+    @property
+    def shared_memory_per_block_opt_in(self) -> int:
+        """Bytes, at most."""
+
+    @property
+    def l2_bytes(self) -> int: ...
+
+    @property
+    def total_memory(self) -> int:
+        """Bytes."""
+
+    def __repr__(self) -> str: ...
+
+def device_info(ordinal: int = 0) -> DeviceInfo:
+    """The facts of a CUDA device. ValueError for one that is not there."""
+
+def device_count() -> int:
+    """CUDA devices here; 0 without a driver."""
+
+class DeviceView:
+    """
+    Memory at an address, as a buffer of graph.execute and as a DLPack producer.
+
+    shape and strides count elements; strides are row-major if absent. device is a CUDA ordinal, or None for the CPU. owner is kept alive as long as the view and every capsule made of it. Nothing is copied and no stream is waited for.
+    """
+
+    def __init__(self, address: int, shape: Sequence[int], dtype: object, strides: Sequence[int] | None = None, device: int | None = None, *, owner: object | None = None, read_only: bool = False) -> None: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements."""
+
+    @property
+    def dtype(self) -> str:
+        """numpy's name of it."""
+
+    @property
+    def device(self) -> int | None: ...
+
+    @property
+    def read_only(self) -> bool: ...
+
+    @property
+    def owner(self) -> object: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    def __dlpack__(self, *, stream: object | None = None, max_version: object | None = None, dl_device: object | None = None, copy: object | None = None) -> object: ...
+
+    def __repr__(self) -> str: ...
+
+class PackOperand:
+    """One buffer of a VariantPack."""
+
+    @property
+    def uid(self) -> int: ...
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """In elements."""
+
+    @property
+    def dtype(self) -> str:
+        """numpy's name of it."""
+
+    @property
+    def output(self) -> bool: ...
+
+class VariantPack:
+    """
+    The buffers of one call, read and checked, by rising uid. Keeps them alive.
+    """
+
+    @property
+    def uids(self) -> tuple[int, ...]:
+        """Rising."""
+
+    @property
+    def operands(self) -> list[PackOperand]:
+        """By rising uid."""
+
+    def index_of(self, uid: int) -> int:
+        """Where in `operands` a uid is; ValueError if nowhere."""
+
+class GraphOperands:
+    """
+    The inputs and outputs of a graph, from rows (tensor, label, uid, dtype, dim, stride, is_output). Knows tensors by identity and keeps none alive.
+    """
+
+    def __init__(self, rows: list) -> None: ...
+
+    def pack(self, buffers: object | None, device: int | None = None, stream: object | None = 0) -> VariantPack:
+        """
+        Reads a dictionary from tensors or uids to buffers, for a CUDA ordinal or (None) the CPU. ValueError or TypeError names the tensor, what came and the rule.
+        """
+
+class Executable:
+    """A graph's program, run on buffers of the caller."""
+
+    def __init__(self, operands: GraphOperands, artifact: bytes, device: int | None = None, device_kind: str = '') -> None:
+        """
+        device is the CUDA ordinal that a call without a handle runs on, None for a program of the CPU; device_kind is the name of the devices that the program was planned for.
+        """
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes."""
+
+    def execute(self, buffers: object | None, workspace: object | None = None, handle: object | None = None) -> None:
+        """
+        Runs the program on the handle's device and stream. See cudnn_jax.pygraph.execute.
+        """

@@ -27,6 +27,10 @@ void CudnnHandlePool::give_back(Entry* entry) {
   free_.push_back(entry);  // there was room for it when it was taken
 }
 
+void CudnnHandlePool::give(cudnnHandle_t handle, void* stream) {
+  give_back(new Entry{handle, stream, CudnnDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)});
+}
+
 void CudnnHandlePool::prepare() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (prepared_) return;

@@ -22,6 +22,9 @@ class CudnnHandlePool {
   // Makes sure that a call can find a handle without making one. Called with the device's context bound.
   void prepare();
 
+  // Takes over a handle that works on `stream`.
+  void give(cudnnHandle_t handle, void* stream);
+
   // A handle on `stream` until the lease ends. A handle that is free on that stream is preferred.
   class Lease {
    public:

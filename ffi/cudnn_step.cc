@@ -13,6 +13,7 @@
 #include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_library.h"
 #include "ffi/cudnn_plan.h"
+#include "ffi/cudnn_user_handle.h"
 #include "ffi/cudnn_version.h"
 #include "ffi/driver.h"
 #include "ffi/library.h"
@@ -98,18 +99,24 @@ class LoadedPlan {
 
     void* backend_workspace = workspace == nullptr ? nullptr : workspace + plan_.backend_workspace;
     const auto count = static_cast<int64_t>(plan_.uids.size());
-    const CudnnHandlePool::Lease lease(handles_, call.stream);
-    CudnnDescriptor& pack = lease.variant_pack();
-    pack.clear();
-    pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data());
-    pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, plan_.uids.data());
-    pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &backend_workspace);
-    pack.finalize("cudnnBackendFinalize of the variant pack");
-
-    std::optional<RelaxedCapture> relaxed;
-    if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
-    cudnn().check(execute(lease.get(), pack.get()), "cudnnBackendExecute");
-    if (relaxed.has_value()) executed_.store(true, std::memory_order_relaxed);
+    const auto launch = [&](cudnnHandle_t handle, CudnnDescriptor& pack) {
+      pack.clear();
+      pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers.data());
+      pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, plan_.uids.data());
+      pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &backend_workspace);
+      pack.finalize("cudnnBackendFinalize of the variant pack");
+      std::optional<RelaxedCapture> relaxed;
+      if (!executed_.load(std::memory_order_relaxed)) relaxed.emplace();
+      cudnn().check(execute(handle, pack.get()), "cudnnBackendExecute");
+      if (relaxed.has_value()) executed_.store(true, std::memory_order_relaxed);
+    };
+    if (call.handle != nullptr) {
+      const UserHandle::Use use(*call.handle, call.stream);
+      launch(static_cast<cudnnHandle_t>(use.get()), use.variant_pack());
+    } else {
+      const CudnnHandlePool::Lease lease(handles_, call.stream);
+      launch(lease.get(), lease.variant_pack());
+    }
   }
 
  private:

@@ -27,6 +27,7 @@ namespace cudnn_jax {
 #ifdef CUDNN_JAX_WITH_CUDNN
 void bind_cudnn(nb::module_& module);
 #endif
+void bind_eager(nb::module_& module);
 
 namespace {
 
@@ -70,6 +71,8 @@ nb::dict counter_values() {
   values["states_created"] = all.states_created.load();
   values["states_destroyed"] = all.states_destroyed.load();
   values["loads"] = all.loads.load();
+  values["images_loaded"] = all.images_loaded.load();
+  values["images_unloaded"] = all.images_unloaded.load();
   values["executions"] = all.executions.load();
   values["handler_ns"] = all.handler_ns.load();
   values["library_ns"] = all.library_ns.load();
@@ -157,7 +160,7 @@ NB_MODULE(_ffi, m) {
   m.def("ffi_type", &ffi_type, "platform"_a, nb::sig("def ffi_type(platform: str) -> dict[str, object]"),
         "The state type that jax.ffi.register_ffi_type takes; the type comes before its target.");
   m.def("counters", &counter_values, nb::sig("def counters() -> dict[str, int]"),
-        "Process-wide counts: programs, states, loads, executions, cuDNN plans built again, the host "
+        "Process-wide counts: programs, states, loads, images, executions, cuDNN plans built again, the host "
         "nanoseconds "
         "inside execute, and those inside the launching calls while measure_library_calls is on.");
   m.def(
@@ -186,4 +189,5 @@ NB_MODULE(_ffi, m) {
 #ifdef CUDNN_JAX_WITH_CUDNN
   bind_cudnn(m);
 #endif
+  bind_eager(m);
 }

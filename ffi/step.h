@@ -14,6 +14,8 @@
 
 namespace cudnn_jax {
 
+class UserHandle;
+
 enum class Platform { kCpu, kCuda };
 
 // The ordinal that stands for "no device" on the CPU platform.
@@ -48,6 +50,7 @@ struct Call {
   void* const* operands = nullptr;  // inputs, then outputs
   const int64_t* nbytes = nullptr;  // of each operand
   std::byte* workspace = nullptr;   // null when the program has none
+  UserHandle* handle = nullptr;     // the caller's own cuDNN handle; null for one of the pool
 
   // A buffer's address, or that of an immediate's value, which is read only.
   void* pointer(const Arg& arg) const {

@@ -217,6 +217,26 @@ class Methods:
         compute_data_type: Any = None,
         name: str = "",
     ) -> Tensor: ...
+    def rmsnorm(
+        self,
+        input: Tensor,
+        scale: Tensor | None = None,
+        bias: Tensor | None = None,
+        epsilon: Tensor | float | None = None,
+        norm_forward_phase: str | None = None,
+        compute_data_type: Any = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | None]: ...
+    def rmsnorm_backward(
+        self,
+        grad: Tensor,
+        input: Tensor,
+        scale: Tensor | None = None,
+        inv_variance: Tensor | None = None,
+        has_dbias: bool = True,
+        compute_data_type: Any = None,
+        name: str = "",
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]: ...
     def sdpa(
         self,
         q: Tensor,

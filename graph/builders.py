@@ -62,8 +62,13 @@ def signature(operation: Operation) -> inspect.Signature:
 
     def parameter(name: str, kind: Any) -> Parameter:
         annotation, *default = _annotated(operation, name)
+        if not default and name in behind_optional:
+            annotation, default = f"{annotation} | None", [None]
         return Parameter(name, kind, annotation=annotation, default=default[0] if default else Parameter.empty)
 
+    # Python wants a default behind a default; the capture of a call still asks for what must be given.
+    optional = [len(_annotated(operation, name)) == 2 for name in operation.arguments]
+    behind_optional = operation.arguments[optional.index(True) :] if True in optional else ()
     first = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     placed = [parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in operation.arguments]
     named = [parameter(name, Parameter.KEYWORD_ONLY) for name in operation.keyword_only]

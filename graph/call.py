@@ -70,7 +70,8 @@ def _ports(operation: Operation, arguments: dict[str, Any]) -> tuple[dict[str, T
         if isinstance(value, Tensor):
             inputs[port.name] = arguments.pop(port.name)
         elif value is None and not port.optional:
-            raise ValueError(f"{port.name} is missing; the rule: a tensor")
+            kinds = "a tensor or a number" if port.number else "a tensor"
+            raise ValueError(f"{port.name} is missing; the rule: {kinds}")
         elif value is not None and not port.number:
             raise ValueError(f"{port.name} is {value!r}; the rule: a tensor of this graph")
     given = {}

@@ -46,7 +46,7 @@ class Node:
 
     @property
     def type(self) -> str:
-        """The kind of node: "MATMUL", "POINTWISE", "SDPA", "SDPA_BACKWARD"."""
+        """The kind of node, such as "MATMUL", "POINTWISE" or "SDPA": its operation's type."""
         return self._operation.type
 
     @property

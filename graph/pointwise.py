@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ATTRIBUTES = {
     "negative_slope": Attribute("negative_slope", kinds.number, "Slope below 0."),
-    "lower_clip": Attribute("lower_clip", kinds.number, "Where the lower part starts; 0 by default."),
+    "lower_clip": Attribute("lower_clip", kinds.number, "Where the lower part starts, and its value there; 0 if none."),
     "upper_clip": Attribute("upper_clip", kinds.number, "Upper bound of the result; none by default."),
     "swish_beta": Attribute("swish_beta", kinds.number, "Factor inside the sigmoid; 1 by default."),
     "axis": Attribute("axis", kinds.integer, "The axis whose index is written.", required=True),
@@ -54,7 +54,7 @@ _TABLE: dict[str, tuple[str, str, str]] = {
     "logical_or": ("a b", "a or b", ""),
     "max": ("input0 input1", "The larger of input0 and input1", ""),
     "min": ("input0 input1", "The smaller of input0 and input1", ""),
-    "mod": ("input0 input1", "input0 modulo input1", ""),
+    "mod": ("input0 input1", "The remainder of input0 / input1, with the sign of input0", ""),
     "mul": ("a b", "a * b", ""),
     "neg": ("input", "-input", ""),
     "pow": ("input0 input1", "input0 ** input1", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,14 @@ import pytest
 _FLAG = "--xla_force_host_platform_device_count=8"
 if _FLAG.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_user() -> Iterator[None]:
+    """What tests plan is neither kept nor found; a test of the cache names a folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDNN_JAX_CACHE_DIR", "")
+        yield
 
 
 @pytest.fixture

@@ -32,6 +32,19 @@ def test_json_holds_one_finding_an_item() -> None:
     assert all(finding["status"] in ("ok", "missing", "broken") for finding in findings.values())
 
 
+@pytest.mark.parametrize(("item", "module"), [("CuTe-DSL", "cutedsl"), ("cuTile", "cutile")])
+def test_a_compiler_that_cannot_serve_says_why(item: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ImportError("the compiler 1.0, at least 2.0 is needed")
+
+    def finding() -> _doctor.Finding:
+        return next(found for found in _doctor.examine() if found.item == item)
+
+    assert finding().status == "ok"
+    monkeypatch.setattr(f"cudnn_jax.engines.{module}.available", refuse)
+    assert (finding().status, finding().found) == ("missing", "the compiler 1.0, at least 2.0 is needed")
+
+
 def test_what_is_broken_is_said_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse() -> None:
         raise RuntimeError("jaxlib speaks XLA FFI 0.1")

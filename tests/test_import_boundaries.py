@@ -43,8 +43,18 @@ assert graph.plans
 """
 
 
-def test_deciding_which_engines_serve_loads_no_dsl_and_no_jax() -> None:
-    assert not loaded_by(DECIDE) & (set(HEAVY) - {"numpy"})
+DECIDE_NORM = """
+from cudnn_jax.engines.norm import samples
+from cudnn_jax.engines.target import named
+graph = samples.forward(64, 128)
+graph.create_execution_plans(target=named("h200"), implementation="cutile")
+assert graph.plans
+"""
+
+
+@pytest.mark.parametrize("code", [DECIDE, DECIDE_NORM])
+def test_deciding_which_engines_serve_loads_no_dsl_and_no_jax(code: str) -> None:
+    assert not loaded_by(code) & (set(HEAVY) - {"numpy"})
 
 
 def test_no_file_imports_the_rooms_by_their_folder_names() -> None:

@@ -23,7 +23,6 @@ from cudnn_jax import _runtime, _target
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import Inline, Program
 from cudnn_jax.engines.program import storage_order, storage_shape
-from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import Tensor
 
 Avals = Mapping[str, Any]
@@ -31,11 +30,22 @@ Avals = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class BuiltGraph:
-    """A graph and where the operation's operands and results sit in it."""
+    """A graph and where the operation's operands and results sit in it.
+
+    The operation's arrays have the shape of a tensor's memory, up to axes of length 1 and splits of an axis; with
+    `logical` they have its dims, and lowering transposes where memory differs.
+    """
 
     graph: planning.pygraph
     operands: Mapping[str, Tensor]
     results: Mapping[str, Tensor]
+    logical: bool = False
+
+    def to_memory(self, array: jax.Array, tensor: Tensor) -> jax.Array:
+        return _from_logical(array, tensor) if self.logical else array.reshape(storage_shape(tensor))
+
+    def from_memory(self, array: jax.Array, tensor: Tensor, shape: tuple[int, ...]) -> jax.Array:
+        return _to_logical(array, tensor) if self.logical else array.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ class Operation:
       build: (config, operand avals) -> the graph.
       results: (config, operand avals) -> result shapes by name, in result order.
       lead: the operand whose axis 0 is the batch; every operand's and result's batch is axis 0.
+      batched: whether `vmap` may fold the mapped axis into the batch.
+      derivative: what it has no rule for, for the error of a derivative that reaches the primitive.
       broadcast: operands whose batch axis may stay 1.
       summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
     """
@@ -55,6 +67,8 @@ class Operation:
     build: Callable[[Any, Avals], BuiltGraph]
     results: Callable[[Any, Avals], Mapping[str, jax.ShapeDtypeStruct]]
     lead: str
+    batched: bool = True
+    derivative: str = "forward-mode or second derivative: use reverse mode (jax.grad) once"
     broadcast: frozenset[str] = frozenset()
     summed: Mapping[str, str] | None = None
 
@@ -148,7 +162,7 @@ def _inline(
         logical = [_to_logical(array, tensor) for array, tensor in zip(given, built.graph.inputs, strict=True)]
         made = dict(zip(map(id, built.graph.outputs), artifact.fn(*logical), strict=True))
         return [
-            _from_logical(made[id(tensor)], tensor).reshape(shapes[name].shape)
+            built.from_memory(_from_logical(made[id(tensor)], tensor), tensor, shapes[name].shape)
             for name, tensor in built.results.items()
         ]
 
@@ -172,7 +186,7 @@ def _call(
         operands = given if artifact.prepare is None else _prepared(artifact, built, given)
         out = call(*operands, program=np.frombuffer(artifact.data, np.uint8))
         made = dict(zip(order, out, strict=False))
-        return [made[name].reshape(shapes[name].shape) for name in built.results]
+        return [built.from_memory(made[name], tensor, shapes[name].shape) for name, tensor in built.results.items()]
 
     return run
 
@@ -180,7 +194,7 @@ def _call(
 def _in_graph_order(built: BuiltGraph, names: Sequence[str], arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The operands in the graph's order, in the shapes of their memory."""
     by_tensor = {id(built.operands[name]): array for name, array in zip(names, arrays, strict=True)}
-    return [by_tensor[id(tensor)].reshape(storage_shape(tensor)) for tensor in built.graph.inputs]
+    return [built.to_memory(by_tensor[id(tensor)], tensor) for tensor in built.graph.inputs]
 
 
 def _prepared(artifact: Program, built: BuiltGraph, given: Sequence[jax.Array]) -> list[jax.Array]:
@@ -213,6 +227,10 @@ def _batch(
     notes: tuple[str, ...],
 ) -> tuple[list[jax.Array], list[int]]:
     """Folds the mapped axis into the batch. An operand that lacks it is repeated only where it must be, and said."""
+    if not operation.batched:
+        raise NotImplementedError(
+            f"cudnn_jax.{operation.name} has no vmap rule: give it the whole batch, or use jax.lax.map"
+        )
     size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
     lead = names.index(operation.lead)
     batch = args[lead].shape[0] if axes[lead] is None else np.delete(args[lead].shape, axes[lead])[0]
@@ -245,11 +263,4 @@ def _batch(
 
 
 def _refuse_jvp(operation: Operation, *_: Any, **__: Any) -> Any:
-    raise NotImplementedError(
-        f"cudnn_jax.{operation.name} has no forward-mode or second derivative: use reverse mode (jax.grad) once"
-    )
-
-
-def plan_for(operation: Operation, config: Any, operands: Avals, target: Target) -> planning.Planned:
-    """Plans an operation outside of a lowering; what `explain` shows."""
-    return planning.plan(operation.build(config, operands).graph, target, config.implementation)
+    raise NotImplementedError(f"cudnn_jax.{operation.name} has no {operation.derivative}")

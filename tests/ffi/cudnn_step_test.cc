@@ -14,6 +14,7 @@
 #include "ffi/cudnn_plan.h"
 #include "ffi/cudnn_plan_text.h"
 #include "ffi/cudnn_step.h"
+#include "ffi/cudnn_user_handle.h"
 #include "ffi/driver.h"
 #include "ffi/library.h"
 #include "testing.h"
@@ -329,7 +330,33 @@ void test_stray_bytes() {
                head + "AAAAAAAAAAAAAAAADQ4PEA==" + tail);
 }
 
-void test_threads() {
+// A call that brings its own handle uses that one, on the call's stream.
+void test_the_callers_handle() {
+  auto step = make_step(to_bytes(sample_plan()));
+  void* context = reinterpret_cast<void*>(0xd0);
+  void* stream = &context;
+  ContextScope scope(nullptr, 0);
+  step->load(0);
+  UserHandle handle(0, stream);
+  Operands buffers;
+  Call call = buffers.call(stream, 0);
+  call.handle = &handle;
+  take_journal();
+  step->run(call);
+  const std::string first = take_journal();
+  expect(first.find("create in d0; ") != std::string::npos, first);
+  char text[64];
+  std::snprintf(text, sizeof(text), "stream %lx; ", reinterpret_cast<unsigned long>(stream));
+  expect(first.find(text) != std::string::npos, first);
+  step->run(call);
+  handle.set_stream(stream);
+  const std::string second = take_journal();
+  expect(second.find("create") == std::string::npos && second.find("stream") == std::string::npos, second);
+  handle.destroy();
+  expect_equal(message_of([&] { step->run(call); }), "handle: it was destroyed");
+}
+
+void test_threads(UserHandle* handle) {
   auto step = make_step(to_bytes(sample_plan()));
   {
     ContextScope scope(nullptr, 0);
@@ -337,10 +364,12 @@ void test_threads() {
   }
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&step] {
+    threads.emplace_back([&step, handle] {
       Operands buffers;
       void* context = reinterpret_cast<void*>(0xd0);
-      for (int round = 0; round < 50; ++round) step->run(buffers.call(&context, 0));
+      Call call = buffers.call(&context, 0);
+      call.handle = handle;
+      for (int round = 0; round < 50; ++round) step->run(call);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -383,8 +412,12 @@ int main(int, char** arguments) {
   test_what_does_not_fit_is_refused();
   test_damaged_plans(random);
   test_stray_bytes();
+  test_the_callers_handle();
   reinterpret_cast<void (*)()>(dlsym(library, "be_quiet"))();
   test_costs();
-  test_threads();
+  test_threads(nullptr);
+  // One handle in several threads: cuDNN allows one call at a time.
+  UserHandle handle(0, nullptr);
+  test_threads(&handle);
   std::puts("cudnn_step_test passed");
 }

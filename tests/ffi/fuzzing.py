@@ -15,8 +15,6 @@ import ffi_programs as made
 import msgpack
 import native
 
-CUDNN_HEADERS = ("cudnn.h", "cuda_runtime.h", "crt/host_config.h")
-CUDNN_PARTS = ("graph_text", "handles", "library", "plan", "plan_text", "step")
 SANITIZERS = "address,undefined"
 
 
@@ -69,7 +67,7 @@ def own(folder: Path) -> Callable[[int], str]:
     build = native.Build(folder, [*native.checked(SANITIZERS), "-O1"])
     driver = build.compile("driver", [native.HERE / "fuzz_driver.cc"])
     build.options += ["-fsanitize-coverage=trace-pc", "-DCUDNN_JAX_WITH_CUDNN"]
-    binary = build.program("fuzz_program.cc", build.core, _cudnn(build), driver, headers=CUDNN_HEADERS)
+    binary = build.program("fuzz_program.cc", build.core, build.cudnn, driver, headers=native.CUDNN_HEADERS)
     return functools.partial(_run, binary, lambda seconds, seeds: [seconds, seeds], r"\d+ executions.*")
 
 
@@ -87,17 +85,14 @@ def libfuzzer(folder: Path) -> Callable[[int], str] | None:
         return None
     options = ["-O1", f"-fsanitize=fuzzer-no-link,{SANITIZERS}", "-fno-sanitize-recover=all", "-DCUDNN_JAX_WITH_CUDNN"]
     build = native.Build(folder, options, "clang++")
-    binary = build.program("fuzz_program.cc", build.core, _cudnn(build), "-fsanitize=fuzzer", headers=CUDNN_HEADERS)
+    binary = build.program(
+        "fuzz_program.cc", build.core, build.cudnn, "-fsanitize=fuzzer", headers=native.CUDNN_HEADERS
+    )
 
     def arguments(seconds: int, seeds: Path) -> list[object]:
         return [f"-max_total_time={seconds}", "-max_len=65536", "-print_final_stats=1", "-rss_limit_mb=4096", seeds]
 
     return functools.partial(_run, binary, arguments, r"stat::number_of_executed_units: \d+")
-
-
-def _cudnn(build: native.Build) -> Path:
-    sources = [native.ROOT / "ffi" / f"cudnn_{part}.cc" for part in CUDNN_PARTS]
-    return build.compile("cudnn", sources, headers=CUDNN_HEADERS)
 
 
 def _run(binary: Path, arguments: Callable[[int, Path], list[object]], figures: str, seconds: int) -> str:

@@ -18,9 +18,16 @@ ROOT = HERE.parents[1]
 SPEC = json.loads((ROOT / "ffi" / "program_spec.json").read_text())
 CORE = [
     path for path in (*sorted(ROOT.glob("ffi/*.cc")), *sorted(ROOT.glob("ffi/steps/*.cc")))
-    if not path.name.startswith(("module", "xla_handlers", "cudnn_"))
+    if not path.name.startswith(("module", "xla_handlers", "cudnn_", "eager_"))
 ]  # fmt: skip
 """What needs neither Python, XLA nor cuDNN's headers."""
+
+CUDNN = [
+    ROOT / "ffi" / f"cudnn_{part}.cc"
+    for part in ("graph_text", "handles", "library", "plan", "plan_text", "step", "user_handle")
+]
+"""The "cudnn" step without what plans."""
+CUDNN_HEADERS = ("cudnn.h", "cuda_runtime.h", "crt/host_config.h")
 
 WHEELS = {
     "cudnn_frontend.h": ("nvidia-cudnn-frontend",),
@@ -68,6 +75,10 @@ class Build:
     @functools.cached_property
     def core(self) -> Path:
         return self.compile("core", CORE)
+
+    @functools.cached_property
+    def cudnn(self) -> Path:
+        return self.compile("cudnn", CUDNN, headers=CUDNN_HEADERS)
 
     def compile(self, name: str, sources: Iterable[Path], *more: str, headers: Sequence[str] = ()) -> Path:
         """One object of several sources."""

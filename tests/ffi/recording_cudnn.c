@@ -12,6 +12,7 @@
 
 struct cudnnContext {
   int busy;
+  cudaStream_t stream;
 };
 
 typedef struct {
@@ -28,6 +29,15 @@ static size_t version_now = 91900;
 
 void pretend_version(size_t version) { version_now = version; }
 
+static int failing; /* the next call about a handle fails */
+
+void fail_next(void) { failing = 1; }
+static cudnnStatus_t handle_outcome(void) {
+  const int now = failing;
+  failing = 0;
+  return now ? CUDNN_STATUS_INTERNAL_ERROR : 0;
+}
+
 size_t cudnnGetVersion(void) { return version_now; }
 const char* cudnnGetErrorString(cudnnStatus_t status) { return status ? "CUDNN_STATUS_OF_THE_TEST" : "fine"; }
 void cudnnGetLastErrorString(char* text, size_t size) {
@@ -39,11 +49,20 @@ cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   note("create in %lx; ", (unsigned long)current);
   return 0;
 }
-cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) { return free(handle), 0; }
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
+  note("destroy in %lx; ", (unsigned long)current);
+  if (failing) return handle_outcome();
+  return free(handle), 0;
+}
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
-  (void)handle;
   note("stream %lx; ", (unsigned long)stream);
-  return 0;
+  handle->stream = stream;
+  return handle_outcome();
+}
+cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t* stream) {
+  note("ask stream; ");
+  *stream = handle->stream;
+  return handle_outcome();
 }
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,

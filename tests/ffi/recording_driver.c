@@ -72,7 +72,20 @@ static int arch_of(int device) { return device == 0 ? 90 : 80; }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (attribute == 75) return *value = arch_of(device) / 10, 0;
   if (attribute == 76) return *value = arch_of(device) % 10, 0;
+  if (attribute == 8) return *value = 48 << 10, 0;
+  if (attribute == 16) return *value = 132 - device, 0;
+  if (attribute == 38) return *value = 50 << 20, 0;
+  if (attribute == 97) return *value = 227 << 10, 0;
   return 1;
+}
+int cuDeviceGetCount(int* count) { return *count = 2, 0; }
+int cuDeviceGetName(char* name, int size, int device) {
+  note("name of %d; ", device);
+  return snprintf(name, (size_t)size, "Recorded %d", arch_of(device)), 0;
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = (size_t)(device + 1) << 34, 0; }
+int cuDeviceGetPCIBusId(char* id, int size, int device) {
+  return snprintf(id, (size_t)size, "0000:0%d:00.0", device), 0;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = (void*)(0xd0ul + (unsigned long)device);
@@ -204,4 +217,30 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** params, 
   note("; ");
   if (!strcmp(kernel->name, "axpy") && !strcmp(kernel->parameters, "ppplf")) axpy(params);
   return outcome(config->stream);
+}
+
+/* Events, and whose memory an address is */
+
+int cuEventCreate(void** event, unsigned flags) { return *event = malloc(1), flags != 2; }
+int cuEventRecord(void* event, void* stream) {
+  (void)event;
+  note("record on %lx; ", (unsigned long)stream);
+  return outcome(stream);
+}
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+  (void)event;
+  note("wait on %lx; ", (unsigned long)stream);
+  return flags != 0;
+}
+int cuEventDestroy_v2(void* event) { return free(event), 0; }
+
+static struct {
+  uint64_t address;
+  int device;
+} owned;
+
+void own_address(uint64_t address, int device) { owned.address = address, owned.device = device; }
+int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+  if (attribute != 9 || address != owned.address) return 1;
+  return *(int*)value = owned.device, 0;
 }

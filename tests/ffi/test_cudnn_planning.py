@@ -303,7 +303,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"properties": None}, "ValueError: device, device_properties: the rule is one of the two"),
     ({"device": 0}, "ValueError: device, device_properties: the rule is one of the two"),
     ({"properties": "{}"}, "ValueError: device_properties.deviceVer: expected an integer"),
-    ({"properties": None, "device": 0}, "RuntimeError: cuInit failed: error 100, no CUDA-capable device"),
+    ({"properties": None, "device": 0}, "RuntimeError: cuInit failed: CUDA_ERROR_NO_DEVICE, no CUDA-capable device"),
 ]
 
 

@@ -43,6 +43,16 @@ def test_a_captured_entry_tells_inputs_from_outputs(name: str) -> None:
     assert {output.name for output in operation.outputs if output.from_caller} == set(facts["out_kwargs"])
 
 
+@pytest.mark.parametrize("name", ["rmsnorm", "rmsnorm_backward"])
+def test_a_structured_entry_is_the_surfaces(name: str) -> None:
+    facts, operation = SURFACE["structured"][name], OPERATIONS[name]
+    assert [port.name for port in operation.inputs] == facts["inputs"]
+    assert [attribute.name for attribute in operation.attributes] == facts["attrs"]
+    assert [output.name for output in operation.outputs] == facts["outputs"]
+    assert [output.name for output in operation.outputs if output.when] == facts["conditional_outputs"]
+    assert list(operation.arguments) == [*facts["inputs"], *facts["attrs"], "compute_data_type", "name"]
+
+
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_an_entry_explains_each_keyword_once(operation) -> None:
     inputs = [port.name for port in operation.inputs if port.keyword and port.name not in operation.expand]
@@ -63,7 +73,12 @@ def test_a_builder_has_its_own_signature_and_documentation(operation) -> None:
     assert all(f"  {out.name}: " in inspect.cleandoc(method.__doc__) for out in operation.outputs)
     needed = {name for name, p in parameters.items() if p.default is inspect.Parameter.empty}
     required = {port.name for port in operation.inputs if not port.optional}
-    assert needed == required | {a.name for a in operation.attributes if a.required}
+    required |= {attribute.name for attribute in operation.attributes if attribute.required}
+    # A signature cannot say that what stands behind an optional parameter is required.
+    names = list(parameters)
+    first_optional = next((at for at, name in enumerate(names) if name not in required), len(names))
+    assert needed == required & set(names[:first_optional])
+    assert all("None" in parameters[name].annotation for name in required - needed)
 
 
 def test_the_stub_is_made_from_the_tables() -> None:

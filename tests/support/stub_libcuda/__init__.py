@@ -78,7 +78,7 @@ def build(folder: Path) -> Path:
 def environment(folder: Path) -> dict[str, str]:
     """The environment of a process whose driver is the stub in `folder`, and that finds no other cuDNN."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDNN", "LD_"))}
-    return {**kept, "LD_LIBRARY_PATH": str(folder)}
+    return {**kept, "LD_LIBRARY_PATH": str(folder), "CUDNN_JAX_CACHE_DIR": ""}
 
 
 def candidates() -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""Norms: RMS norm forward and backward."""

@@ -1,0 +1,240 @@
+"""The ranked plans of one frozen graph on one target, and the artifacts built of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cudnn_jax.engines import backend, ids, manifest
+from cudnn_jax.engines.base import DECLINES, Artifact, BaseEngine, Decline, Derived, PlanConfig, Program
+from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import GraphNotSupportedError, pygraph
+
+Judge = Callable[[PlanConfig], str | None]
+"""Why a plan is not to be used, or None. A plan is asked about before it is built, and again with its workspace."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is planned for: a target, heuristic modes in order of preference, and what `implementation` may name.
+
+    `exactly` asks for one plan by its identity, whatever would be ranked.
+    """
+
+    target: Target
+    modes: Sequence[str]
+    implementation: str | None = None
+    exactly: PlanConfig | None = None
+
+
+class Planner:
+    """The one plan list of a graph."""
+
+    def __init__(self, graph: pygraph, request: Request) -> None:
+        self.graph = graph
+        self.request = request
+        self.target = request.target
+        self.declines: list[Decline] = []
+        self.family = manifest.family_for(graph)
+        self.facts: Any = manifest.resolve(self.family.analyzer)(graph) if self.family else None
+        self.pinned: int | None = None
+        self._judges: list[Judge] = []
+        self._engines: dict[int, BaseEngine] = {}
+        self._derived: Derived | None = None
+        self._session: backend.BackendSession | None = None
+        self._built: dict[int, tuple[PlanConfig, Artifact]] = {}
+        self.plans = self._replayed(request.exactly) if request.exactly else self._ranked()
+
+    # The list
+
+    def _ranked(self) -> list[PlanConfig]:
+        offered = self._offered()
+        self._session, proposed = self._proposed()
+        ranked: Sequence[PlanConfig] = [*offered, *proposed]
+        if self.family and self.family.heuristics:
+            recommend = manifest.resolve(self.family.heuristics)
+            ranked = recommend(self.request.modes, self.facts, offered, proposed, self.target)
+        return [plan for plan in dict.fromkeys(ranked) if _selected(plan, self.request.implementation)]
+
+    def _replayed(self, wanted: PlanConfig) -> list[PlanConfig]:
+        """One plan by its identity, without asking anybody to rank."""
+        if wanted.engine_id in ids.BACKEND_IDS:
+            self._session, _ = self._proposed(modes=())
+            return [replace(wanted, engine=backend.NAME, kind=backend.NAME)]
+        family, slot = manifest.engine_for_id(wanted.engine_id)
+        if family is not self.family:
+            mine = self.family.name if self.family else "no family"
+            raise GraphNotSupportedError(
+                f"engine id {wanted.engine_id} is {slot.name} of {family.name}, the graph is of {mine}"
+            )
+        engine = manifest.instantiate(family, slot)
+        self._engines[engine.engine_id] = engine
+        return [replace(wanted, engine=engine.name, kind=engine.kind)]
+
+    def _offered(self) -> list[PlanConfig]:
+        """One entry for each knob setting of each of the family's engines that accepts the graph."""
+        configs: list[PlanConfig] = []
+        for slot in self.family.slots if self.family else ():
+            if not slot.offered():
+                self.declines.append(Decline(slot.name, f"opt-in: set {slot.opt_in}=1"))
+                continue
+            assert self.family is not None
+            engine = manifest.instantiate(self.family, slot)
+            try:
+                for knobs in engine.configs(self.graph, self.facts, self.target):
+                    configs.append(PlanConfig(engine.engine_id, knobs, engine=engine.name, kind=engine.kind, mode="A"))
+            except DECLINES as error:
+                self.declines.append(Decline(engine.name, one_line(error)))
+                continue
+            self._engines[engine.engine_id] = engine
+        return configs
+
+    def _proposed(self, modes: Sequence[str] | None = None) -> tuple[backend.BackendSession | None, list[PlanConfig]]:
+        if not _may_be_backend(self.request.implementation):
+            return None, []
+        try:
+            graph, facts = self._asked()
+        except DECLINES as error:
+            self.declines.append(Decline(backend.NAME, one_line(error)))
+            return None, []
+        prefill = self.family.backend_prefill if self.family else None
+        words = manifest.resolve(prefill)(facts) if prefill else {}
+        asked = self.request.modes if modes is None else modes
+        session, plans, declines = backend.propose(graph, self.target, asked, words)
+        self.declines += declines
+        return session, plans
+
+    def _asked(self) -> tuple[pygraph, Any]:
+        """The graph that cuDNN is asked for and its facts: the user's, or what the family derives of it.
+
+        Raises:
+          GraphNotSupportedError: cuDNN is not to be asked, and why.
+        """
+        graph, facts = self.graph, self.facts
+        reason = backend.out_of_reach(self.target)
+        if reason is None:
+            self._derived = derived_graph(self.family, graph, facts)
+            if self._derived is not None:
+                assert self.family is not None
+                graph, facts = self._derived.graph, manifest.resolve(self.family.analyzer)(self._derived.graph)
+        if reason is None and self.family and self.family.backend_limits:
+            reason = manifest.resolve(self.family.backend_limits)(facts, self.target)
+        if reason:
+            raise GraphNotSupportedError(reason)
+        return graph, facts
+
+    # Choosing
+
+    def check_index(self, index: int, caller: str) -> None:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise TypeError(f"{caller}({index!r}): the rule: the position of a plan, an int")
+        if not 0 <= index < len(self.plans):
+            raise IndexError(f"{caller}({index}): the list has {len(self.plans)} plans")
+
+    def bar(self, judge: Judge) -> None:
+        """Plans that the judge has a reason against are not used, though they keep their place in the list."""
+        self._judges.append(judge)
+
+    def first(self) -> int:
+        """The position of the pinned plan, or of the first of the list that builds.
+
+        Raises:
+          GraphNotSupportedError: nothing builds; the message holds every engine's reason.
+        """
+        for index in range(len(self.plans)) if self.pinned is None else [self.pinned]:
+            try:
+                self.build(index)
+            except DECLINES as error:
+                self.declines.append(Decline(self.plans[index].name, one_line(error)))
+                continue
+            return index
+        raise GraphNotSupportedError(self._refusal())
+
+    def build(self, index: int) -> tuple[PlanConfig, Artifact]:
+        """Builds one plan, once. Declines by raising one of `DECLINES`."""
+        config = self.plans[index]
+        self._judge(config)
+        if index not in self._built:
+            artifact = self._build(config)
+            size = artifact.workspace if isinstance(artifact, Program) else 0
+            self._built[index] = replace(config, workspace=size), artifact
+        self._judge(self._built[index][0])
+        return self._built[index]
+
+    def _judge(self, config: PlanConfig) -> None:
+        for judge in self._judges:
+            if reason := judge(config):
+                raise GraphNotSupportedError(reason)
+
+    def _build(self, config: PlanConfig) -> Artifact:
+        engine = self._engines.get(config.engine_id)
+        if engine is not None:
+            return engine.build_plan(self.graph, self.facts, config, self.target)
+        if self._session is None:
+            raise GraphNotSupportedError("no engine of that id is offered")
+        pinned = (
+            self.pinned is not None or self.request.exactly is not None or config.name == self.request.implementation
+        )
+        program = self._session.build(config, pinned=pinned)
+        return program if self._derived is None else self._derived.attach(program)
+
+    # Telling
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether the backend's programs are of a derived graph."""
+        return self._derived is not None
+
+    @property
+    def subject(self) -> str:
+        return subject(self.graph, self.facts)
+
+    def _refusal(self) -> str:
+        wanted = self.request.implementation
+        what = f"implementation={wanted!r} cannot serve" if wanted else "no engine serves"
+        if self.pinned is not None or self.request.exactly:
+            what = f"the pinned plan {self.plans[self.pinned or 0].name} cannot serve"
+        reasons = "".join(f"\n  {decline.engine}: {decline.reason}" for decline in self._relevant())
+        return f"{what} {self.subject} on {self.target.describe()}:{reasons or ' no such engine'}"
+
+    def _relevant(self) -> list[Decline]:
+        wanted = self.request.implementation
+        if wanted is None:
+            return self.declines
+        named = [d for d in self.declines if wanted == d.engine or wanted.split("/")[0] == d.engine.split("/")[0]]
+        return named or self.declines
+
+
+def derived_graph(family: manifest.EngineFamily | None, graph: pygraph, facts: Any) -> Derived | None:
+    """The graph that the backend is asked for in place of the user's, if there is one."""
+    if family is None or family.backend_graph is None:
+        return None
+    made: Derived | None = manifest.resolve(family.backend_graph)(graph, facts)
+    return made
+
+
+def subject(graph: pygraph, facts: Any) -> str:
+    """What is planned, in one line for people."""
+    if hasattr(facts, "describe"):
+        described: str = facts.describe()
+        return described
+    return graph.name or "a graph of " + ", ".join(dict.fromkeys(node.type for node in graph.nodes))
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def knob_pairs(knobs: Mapping[str, int] | Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Knobs in the form of a plan's identity."""
+    pairs = knobs.items() if isinstance(knobs, Mapping) else knobs
+    return tuple((str(name), int(value)) for name, value in pairs)
+
+
+def _may_be_backend(implementation: str | None) -> bool:
+    return implementation is None or implementation.split("/")[0] == backend.NAME
+
+
+def _selected(config: PlanConfig, implementation: str | None) -> bool:
+    return implementation is None or implementation in (config.kind, config.engine, config.name)

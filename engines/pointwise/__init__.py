@@ -1,0 +1,1 @@
+"""The pointwise family: graphs of pointwise and reduction nodes alone."""

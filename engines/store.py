@@ -1,0 +1,183 @@
+"""What planning found, kept on disk: a later process runs the same plan without a compiler or cuDNN's heuristics.
+
+Two kinds of file below one folder: `plans/KEY` says which plan serves a graph on a target and why others do not, and
+`programs/SHA256` is a program, named by its content. Files are written aside and moved into place, so that many
+processes may share a folder and one that dies in the middle leaves nothing half written. A file that does not hold
+what its name says is dropped and made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from cudnn_jax.engines.base import Decline, PlanConfig
+
+FORMAT = 1
+
+_ABANDONED_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The outcome of planning one graph on one target.
+
+    Attributes:
+      plan: what runs.
+      plans: the ranked list.
+      declines: why other engines or plans do not run.
+      program: the artifact's bytes, None where the plan is inlined.
+      derived: whether the program is of the graph that the family derives for the backend.
+    """
+
+    plan: PlanConfig
+    plans: tuple[PlanConfig, ...]
+    declines: tuple[Decline, ...]
+    program: bytes | None
+    derived: bool
+
+
+class Store:
+    """A folder of plans and programs.
+
+    Args:
+      limit: the most bytes of programs, None for any number; the longest unused go first.
+    """
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self._folder = folder / f"v{FORMAT}"
+        self._limit = limit
+
+    def load(self, key: str) -> Stored | None:
+        """What was stored under `key`, None if nothing sound is."""
+        record = self._read_plan(key)
+        if record is None:
+            return None
+        program = None
+        if record["program"] is not None:
+            program = self._read_program(record["program"])
+            if program is None:
+                return None
+        return Stored(
+            plan=_config(record["plan"]),
+            plans=tuple(map(_config, record["plans"])),
+            declines=tuple(Decline(*pair) for pair in record["declines"]),
+            program=program,
+            derived=record["derived"],
+        )
+
+    def store(self, key: str, stored: Stored) -> None:
+        """Keeps `stored`. A folder that cannot be written is no error: the next process plans again."""
+        digest = None
+        with contextlib.suppress(OSError):
+            if stored.program is not None:
+                digest = hashlib.sha256(stored.program).hexdigest()
+                self._write(self._folder / "programs" / digest, stored.program)
+            record = {
+                "plan": _fields(stored.plan),
+                "plans": [_fields(plan) for plan in stored.plans],
+                "declines": [[decline.engine, decline.reason] for decline in stored.declines],
+                "program": digest,
+                "derived": stored.derived,
+            }
+            self._write(self._folder / "plans" / key, _sealed(record))
+            if self._limit is not None:
+                self._shrink(self._limit)
+
+    def _read_plan(self, key: str) -> dict[str, Any] | None:
+        path = self._folder / "plans" / key
+        try:
+            return _opened(path.read_bytes())
+        except OSError:
+            return None
+        except (ValueError, KeyError, TypeError, msgpack.UnpackException):
+            _drop(path)
+            return None
+
+    def _read_program(self, digest: str) -> bytes | None:
+        path = self._folder / "programs" / digest
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(data).hexdigest() != digest:
+            _drop(path)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used now: what `_shrink` goes by
+        return data
+
+    def _write(self, path: Path, data: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, aside = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(aside, path)
+        except BaseException:
+            _drop(Path(aside))
+            raise
+
+    def _shrink(self, limit: int) -> None:
+        programs = []
+        for path, status in _files(self._folder / "programs"):
+            if path.name.startswith("."):
+                if time.time() - status.st_mtime > _ABANDONED_S:
+                    _drop(path)
+                continue
+            programs.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in programs)
+        for _, size, path in sorted(programs):
+            if total <= limit:
+                break
+            _drop(path)
+            total -= size
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process dropped it
+                yield Path(entry.path), entry.stat()
+
+
+def _drop(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _sealed(record: Mapping[str, Any]) -> bytes:
+    body: bytes = msgpack.packb(record)
+    return hashlib.sha256(body).digest() + body
+
+
+def _opened(data: bytes) -> dict[str, Any]:
+    seal, body = data[:32], data[32:]
+    if hashlib.sha256(body).digest() != seal:
+        raise ValueError("a damaged record")
+    record: dict[str, Any] = msgpack.unpackb(body)
+    return record
+
+
+def _fields(plan: PlanConfig) -> dict[str, Any]:
+    return {
+        "engine_id": plan.engine_id,
+        "knobs": [list(pair) for pair in plan.knobs],
+        "engine": plan.engine,
+        "kind": plan.kind,
+        "mode": plan.mode,
+        "workspace": plan.workspace,
+    }
+
+
+def _config(fields: Mapping[str, Any]) -> PlanConfig:
+    return PlanConfig(**{**fields, "knobs": tuple((name, value) for name, value in fields["knobs"])})

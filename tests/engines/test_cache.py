@@ -1,0 +1,158 @@
+"""Plans that a process finds instead of making them: keys, folders, and a second process that asks nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudnn_jax.engines import cache, manifest, planning
+from cudnn_jax.engines.store import Store
+from cudnn_jax.engines.target import CPU, named
+from support import stub_libcuda
+from support.stub_libcuda import stub_folder as stub_folder
+
+H200 = named("h200")
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDNN_JAX_PROGRAMS", raising=False)
+    planning.clear_memo()
+    yield
+    planning.clear_memo()
+
+
+def graph(scale: float = 0.5) -> planning.pygraph:
+    made = planning.pygraph(io_data_type="bfloat16")
+    q, k, v = (made.tensor((2, 4, 64, 64), name=name) for name in "qkv")
+    out, _ = made.sdpa(q=q, k=k, v=v, attn_scale=scale, generate_stats=False)
+    out.set_output(True)
+    made.freeze()
+    return made
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise AssertionError("planned again")
+
+
+def test_a_second_plan_of_one_graph_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = planning.plan(graph(), H200)
+    planning.clear_memo()
+    monkeypatch.setattr(planning, "Planner", fail)
+    second = planning.plan(graph(), H200)
+    assert (second.plan, second.plans, second.declines) == (first.plan, first.plans, first.declines)
+    assert second.subject == first.subject and second.family == first.family
+    with pytest.raises(AssertionError, match="planned again"):
+        planning.plan(graph(0.25), H200)
+    planning.clear_memo()
+    with pytest.raises(AssertionError, match="planned again"):
+        planning.plan(graph(), H200, "xla")
+
+
+def test_the_cpu_and_an_empty_folder_name_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planning.plan(graph(), CPU)
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", "")
+    planning.plan(graph(), H200)
+    assert cache.cache_store() is None and not (tmp_path / "cache").exists()
+
+
+def test_keys_tell_apart_what_a_plan_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = graph()
+    other = dataclasses.replace(H200, device_kind="another GPU")
+    portable = {
+        cache.portable_key(plain, H200, None),
+        cache.portable_key(graph(0.25), H200, None),
+        cache.portable_key(plain, other, None),
+        cache.portable_key(plain, H200, "cudnn"),
+    }
+    assert len(portable) == 4
+    # The same GPU, whether it is here or described.
+    here = dataclasses.replace(H200, ordinal=0, properties=None)
+    assert cache.portable_key(plain, here, None) in portable
+    first = cache.local_key(plain, H200, None)
+    versions = cache._versions()
+    for name in versions:
+        monkeypatch.setattr(cache, "_versions", lambda name=name: {**versions, name: "another"})
+        assert cache.local_key(plain, H200, None) != first, name
+        assert cache.portable_key(plain, H200, None) in portable
+
+
+def test_an_opt_in_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = manifest.EngineSlot(7, "new", ("support.standin", "Mix"), opt_in="CUDNN_JAX_TEST_NEW")
+    old = manifest.FAMILIES["sdpa_fwd"]
+    monkeypatch.setitem(manifest.FAMILIES, "sdpa_fwd", dataclasses.replace(old, slots=(slot, *old.slots)))
+    off = cache.local_key(graph(), H200, None)
+    monkeypatch.setenv("CUDNN_JAX_TEST_NEW", "1")
+    assert cache.local_key(graph(), H200, None) != off
+
+
+def test_programs_made_ahead_of_time_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = planning.plan(graph(), H200)
+    found = cache.load(graph(), H200, None)
+    assert found is not None
+    marked = dataclasses.replace(found, declines=())
+    Store(tmp_path / "ahead").store(cache.portable_key(graph(), H200, None), marked)
+    monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(tmp_path / "ahead"))
+    planning.clear_memo()
+    assert planned.declines and planning.plan(graph(), H200).declines == ()
+
+
+PROCESS = """
+import json, sys
+from cudnn_jax import _ffi
+from cudnn_jax.engines import planning
+from cudnn_jax.engines.base import Program
+from cudnn_jax.engines.target import named
+from support.stub_libcuda import candidates
+
+_ffi.set_library_candidates(candidates())
+made = planning.pygraph(io_data_type="bfloat16")
+q, k, v = (made.tensor((2, 4, 64, 64), name=name) for name in "qkv")
+out, _ = made.sdpa(q=q, k=k, v=v, attn_scale=0.5, generate_stats=False)
+out.set_output(True)
+lowered = []
+plain = _ffi.BackendGraph
+class Counted(plain):
+    def __init__(self, *args):
+        lowered.append(1)
+        super().__init__(*args)
+_ffi.BackendGraph = Counted
+planned = planning.plan(made, named("h200"))
+assert isinstance(planned.artifact, Program)
+dsl = [name for name in sys.modules if name.split(".")[0] == "cutlass" or name.startswith("cuda.tile")]
+print(json.dumps({"plan": planned.plan.name, "plans": [plan.name for plan in planned.plans],
+                  "sha256": planned.artifact.sha256, "lowered": len(lowered), "dsl": dsl}))
+"""
+
+
+def test_a_second_process_asks_neither_cudnn_nor_a_compiler(stub_folder: Path, tmp_path: Path) -> None:
+    environment = stub_libcuda.environment(stub_folder) | {
+        "CUDNN_JAX_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+    }
+
+    def process() -> dict[str, Any]:
+        command = [sys.executable, "-c", PROCESS]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    first, second = process(), process()
+    assert (first.pop("lowered"), second.pop("lowered")) == (1, 0)
+    assert first == second and second["dsl"] == [] and second["plan"].startswith("cudnn/")
+    # A program that was damaged on disk is made again, not run.
+    (program,) = (tmp_path / "cache").rglob("programs/*")
+    program.write_bytes(program.read_bytes()[:-1] + b"\0")
+    third = process()
+    assert third.pop("lowered") == 1 and third == second

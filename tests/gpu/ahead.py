@@ -1,0 +1,49 @@
+"""`python -m gpu.ahead FOLDER`: builds programs for an H200 where the compilers are and no GPU.
+
+`CUDNN_JAX_PROGRAMS=FOLDER/tests` then serves the GPU tests, whose programs fill outputs and workspace with NaN before
+they do anything else, and `FOLDER/benchmarks` the benchmarks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import norm
+from cudnn_jax.engines import cache, planning
+from cudnn_jax.engines.base import Program
+from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.store import Store, Stored
+from cudnn_jax.engines.target import Target, named
+from gpu import norm_programs
+from gpu.poison import poisoned_outputs
+
+
+def fill(folder: Path, target: Target, programs: Iterator[tuple[pygraph, str]]) -> int:
+    """Builds each graph with the named plan into a folder that `CUDNN_JAX_PROGRAMS` may name; returns how many."""
+    store, count = Store(folder), 0
+    for graph, implementation in programs:
+        planned = planning.plan(graph, target, implementation)
+        assert isinstance(planned.artifact, Program)
+        key = cache.portable_key(graph, target, implementation)
+        store.store(key, Stored(planned.plan, planned.plans, planned.declines, planned.artifact.data, derived=False))
+        count += 1
+    return count
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    folder, target = Path(argv[0]), named("h200")
+    print(fill(folder / "benchmarks", target, norm.programs()), "programs of benchmarks")
+    with poisoned_outputs(pytest.MonkeyPatch()):
+        print(fill(folder / "tests", target, norm_programs.programs()), "programs of tests")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

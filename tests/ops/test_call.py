@@ -1,0 +1,132 @@
+"""`cudnn_jax.call`: a graph as a JAX function, inlined and through a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cudnn_jax
+from cudnn_jax import _ffi
+from cudnn_jax.engines import manifest
+from support import standin
+
+DIM = (2, 3, 5, 8)
+STRIDE = (120, 8, 24, 1)  # memory order (0, 2, 1, 3)
+
+
+def attention(stride: tuple[int, ...] | None = STRIDE, **types: Any) -> cudnn_jax.pygraph:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    q = graph.tensor(DIM, stride, name="q", **types)
+    k, v = graph.tensor(DIM, name="k"), graph.tensor(DIM, name="v")
+    out, _ = graph.sdpa(q=q, k=k, v=v, attn_scale=0.5, generate_stats=False)
+    out.set_output(True).set_dim(DIM).set_stride(stride or (120, 40, 8, 1))
+    return graph
+
+
+def qkv(rng: np.random.Generator) -> list[jax.Array]:
+    return [jnp.asarray(rng.standard_normal(DIM), jnp.float32) for _ in "qkv"]
+
+
+def oracle(q: jax.Array, k: jax.Array, v: jax.Array) -> np.ndarray:
+    q64, k64, v64 = (np.asarray(x, np.float64) for x in (q, k, v))
+    p = np.exp(0.5 * q64 @ k64.swapaxes(-1, -2))
+    return p / p.sum(-1, keepdims=True) @ v64
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_arrays_and_results_have_logical_dims(jitted: bool, rng: np.random.Generator) -> None:
+    graph, arrays = attention(), qkv(rng)
+
+    def run(*given: jax.Array) -> tuple[jax.Array, ...]:
+        return cudnn_jax.call(graph, *given)
+
+    (out,) = jax.jit(run)(*arrays) if jitted else run(*arrays)
+    np.testing.assert_allclose(out, oracle(*arrays), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("stride", [STRIDE, None])
+def test_a_program_gets_memory_in_the_tensors_strides(
+    stride: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    standin.register_symbol(tmp_path)
+    slot = manifest.EngineSlot(1, "mix", ("support.standin", "Mix"))
+    arrays = qkv(rng)
+    q, k, v = (np.asarray(x) for x in arrays)
+    # The stand-in adds memory to memory, whatever the axes mean.
+    memory = (0, 2, 1, 3) if stride else (0, 1, 2, 3)
+    mixed = q.transpose(memory).ravel() + 10 * k.ravel() + 100 * v.ravel()
+    expected = mixed.reshape(*(DIM[axis] for axis in memory)).transpose(memory)
+    before = _ffi.counters()["executions"]
+    with standin.family(monkeypatch, "sdpa_fwd", slot):
+        (out,) = cudnn_jax.call(attention(stride), *arrays, implementation="mix")
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    assert _ffi.counters()["executions"] == before + 1
+
+
+def test_a_graph_can_be_called_again_and_planned_by_its_owner(rng: np.random.Generator) -> None:
+    graph, arrays = attention(), qkv(rng)
+    first = cudnn_jax.call(graph, *arrays)
+    graph.create_execution_plans()
+    np.testing.assert_array_equal(first[0], cudnn_jax.call(graph, *arrays)[0])
+    assert graph.frozen
+
+
+def test_explain_says_what_is_transposed(rng: np.random.Generator) -> None:
+    arrays = qkv(rng)
+    (row,) = cudnn_jax.explain(lambda *a: cudnn_jax.call(attention(), *a), *arrays).rows
+    assert [note.split(" is ")[0] for note in row["notes"]] == ["q float32[2, 3, 5, 8]", "float32[2, 3, 5, 8]"]
+    (row,) = cudnn_jax.explain(lambda *a: cudnn_jax.call(attention(None), *a), *arrays).rows
+    assert row["notes"] == [] and row["engine"] == "xla"
+
+
+BAD: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (lambda q, k, v: cudnn_jax.call(3, q, k, v), TypeError, "graph is int; the rule: a cudnn_jax.pygraph"),
+    (
+        lambda q, k, v: cudnn_jax.call(attention(), q, k),
+        ValueError,
+        "2 arrays came; the rule: one for each of 3 inputs",
+    ),
+    (lambda q, k, v: cudnn_jax.call(attention(), q, k, v[:1]), ValueError, r"v float32\[2, 3, 5, 8\] has shape \(1, 3"),
+    (lambda q, k, v: cudnn_jax.call(attention(), q[0], k, v), ValueError, r"q float32\[2, 3, 5, 8\] has shape \(3, 5"),
+    (lambda q, k, v: cudnn_jax.call(attention(), q, k.astype(jnp.float16), v), TypeError, "has dtype float16"),
+    (lambda q, k, v: cudnn_jax.call(attention(), q, k, [1]), TypeError, "is a list; the rule: an array"),
+    (lambda q, k, v: cudnn_jax.call(attention((240, 80, 16, 1)), q, k, v), ValueError, "strides without gaps"),
+    (lambda q, k, v: cudnn_jax.call(attention(data_type="int64"), q, k, v), TypeError, "jax_enable_x64"),
+    (lambda q, k, v: cudnn_jax.call(attention(), q, k, v, implementation=1), TypeError, "implementation is 1"),
+    (
+        lambda q, k, v: cudnn_jax.call(attention(), q, k, v, implementation="cudnn"),
+        cudnn_jax.GraphNotSupportedError,
+        "platform cpu, serves cuda",
+    ),
+    (
+        lambda q, k, v: jax.vmap(lambda x: cudnn_jax.call(attention(), x, k, v))(q[None]),
+        NotImplementedError,
+        "vmap rule",
+    ),
+    (
+        lambda q, k, v: jax.grad(lambda x: cudnn_jax.call(attention(), x, k, v)[0].sum())(q),
+        NotImplementedError,
+        "custom_vjp",
+    ),
+]
+
+
+@pytest.mark.parametrize(("bad", "error", "message"), BAD)
+def test_what_does_not_fit_is_refused(
+    bad: Callable[..., Any], error: type[Exception], message: str, rng: np.random.Generator
+) -> None:
+    with pytest.raises(error, match=message):
+        bad(*qkv(rng))
+
+
+def test_a_graph_without_inputs_is_refused() -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    graph.exp(graph.scalar(1.0)).set_output(True)
+    with pytest.raises(ValueError, match="graph has no inputs; the rule: at least one"):
+        cudnn_jax.call(graph)

@@ -1,0 +1,148 @@
+"""Runs programs of cuTile kernels on NumPy arrays: the kernels' own Python, block after block, with a stand-in for `ct`.
+
+The stand-in has the meaning that cuTile documents for the calls it has, and nothing of its speed or rounding. What a
+program passes, constants apart, is read back from the program's own steps, so grids, arguments and workspace are
+checked as they ship.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType, SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+
+from cudnn_jax.engines import cutile
+from cudnn_jax.engines.base import Program
+from cudnn_jax.engines.cutile import Array, Parameter
+from cudnn_jax.engines.kernels import CubinImage
+
+POISON = 0xFF
+"""Bytes of memory that nobody wrote: NaN in every floating type."""
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    function: FunctionType
+    parameters: tuple[Parameter, ...]
+
+
+@contextmanager
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bytes, _Compiled]]:
+    """Programs built inside hold a number in place of each image; yields what the numbers stand for."""
+    known: dict[bytes, _Compiled] = {}
+
+    def compile_kernel(
+        function: FunctionType, parameters: Sequence[Parameter], target: Any, **hints: int
+    ) -> CubinImage:
+        image = str(len(known)).encode()
+        known[image] = _Compiled(function, tuple(parameters))
+        return CubinImage(image, function.__name__)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cutile, "compile_kernel", compile_kernel)
+        yield known
+
+
+def run(program: Program, known: dict[bytes, _Compiled], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a program of cubin steps. Outputs and workspace hold NaN before."""
+    payload = msgpack.unpackb(msgpack.unpackb(program.data)["payload"])
+    for given, expected in zip(inputs, payload["inputs"], strict=True):
+        assert (list(given.shape), str(given.dtype)) == (expected["shape"], expected["dtype"])
+    outputs = [_poisoned(each["shape"], jnp.dtype(each["dtype"])) for each in payload["outputs"]]
+    workspace = _poisoned([payload["workspace"]], np.dtype(np.uint8))
+    memory = [array.reshape(-1).view(np.uint8) for array in (*inputs, *outputs)]
+    before = [array.copy() for array in inputs]
+    for step in payload["steps"]:
+        assert step["kind"] == "cubin"
+        _launch(known[step["image"]], step["grid"], iter(step["args"]), memory, workspace)
+    for array, old in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(array.view(np.uint8), old.view(np.uint8), "an input was written")
+    return outputs
+
+
+def _poisoned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    return np.full(int(np.prod(shape)) * dtype.itemsize, POISON, np.uint8).view(dtype).reshape(shape)
+
+
+def _launch(
+    compiled: _Compiled, grid: Sequence[int], args: Iterator[Any], memory: list[np.ndarray], workspace: np.ndarray
+) -> None:
+    values = [
+        _array(each, args, memory, workspace) if isinstance(each, Array) else each for each in compiled.parameters
+    ]
+    assert not list(args), "the step has more arguments than the kernel has parameters"
+    module = sys.modules[compiled.function.__module__]
+    real = module.ct
+    try:
+        for block in np.ndindex(*grid):
+            module.ct = _stand_in(block, grid)
+            compiled.function(*values)
+    finally:
+        module.ct = real
+
+
+def _array(expected: Array, args: Iterator[Any], memory: list[np.ndarray], workspace: np.ndarray) -> np.ndarray:
+    """The next array of a launch: pointer, dimensions, strides."""
+    kind, where = next(args)
+    assert kind in ("operand", "workspace")
+    numbers = []
+    for _ in range(2 * len(expected.shape)):
+        immediate, (dtype, number) = next(args)
+        assert (immediate, dtype) == ("immediate", "int32")
+        numbers.append(number)
+    shape, strides = numbers[: len(expected.shape)], numbers[len(expected.shape) :]
+    dtype = jnp.dtype(expected.dtype.value)
+    flat = (memory[where] if kind == "operand" else workspace[where:]).view(np.uint8)
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    made = flat[:nbytes].view(dtype).reshape(shape)
+    assert list(made.strides) == [step * dtype.itemsize for step in strides]
+    assert kind == "workspace" or nbytes == flat.size
+    return made
+
+
+def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
+    return SimpleNamespace(
+        PaddingMode=SimpleNamespace(ZERO="zero"),
+        float32=np.dtype(np.float32),
+        bid=lambda axis: block[axis],
+        num_blocks=lambda axis: grid[axis],
+        cdiv=lambda x, y: -(-x // y),
+        static_iter=iter,
+        zeros=lambda shape, dtype: np.zeros(shape, dtype),
+        astype=lambda tile, dtype: tile.astype(dtype),
+        reshape=lambda tile, shape: tile.reshape(shape),
+        sum=lambda tile, axis, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
+        rsqrt=lambda tile: (1 / np.sqrt(tile)).astype(tile.dtype),
+        load=_load,
+        store=_store,
+    )
+
+
+def _window(array: np.ndarray, index: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+    starts = [at * size for at, size in zip(index, shape, strict=True)]
+    for start, extent in zip(starts, array.shape, strict=True):
+        assert 0 <= start < extent, "a tile that lies outside of its array is undefined"
+    for size in shape:
+        assert size & (size - 1) == 0, "a tile's sizes are powers of two"
+    return tuple(slice(start, start + size) for start, size in zip(starts, shape, strict=True))
+
+
+def _load(array: np.ndarray, index: Any, shape: Any, *, padding_mode: str, allow_tma: bool) -> np.ndarray:
+    inside = array[_window(array, index, shape)]
+    tile = np.zeros(shape, array.dtype)
+    tile[tuple(slice(0, size) for size in inside.shape)] = inside
+    return tile
+
+
+def _store(array: np.ndarray, index: Any, tile: np.ndarray, *, allow_tma: bool) -> None:
+    assert tile.dtype == array.dtype, "cuTile converts no type on a store"
+    inside = array[_window(array, index, tile.shape)]
+    inside[...] = tile[tuple(slice(0, size) for size in inside.shape)]
