@@ -1,4 +1,4 @@
-# make demo | test | check | lint | bench | wheel | clean
+# make demo | test | check | lint | fuzz | bench | wheel | clean
 #
 # PYTHON   the interpreter that makes the environment (3.11 or newer)
 # VENV     where it is made
@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: demo test check lint bench wheel clean
+.PHONY: demo test check lint fuzz bench wheel clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/train_lm.py $(DEMO)
@@ -48,6 +48,10 @@ lint: $(STAMP)
 	cd $(TYPED) && $(abspath $(BIN))/python -m mypy --config-file $(CURDIR)/pyproject.toml \
 	    --python-executable $(abspath $(BIN))/python --follow-imports silent \
 	    -p cudnn_jax.graph -p cudnn_jax.engines
+
+# The reader of programs, for ten minutes.
+fuzz: $(STAMP)
+	$(BIN)/python tests/ffi/fuzzing.py 600
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks sdpa $(BENCH)

@@ -12,8 +12,8 @@ struct Counters {
   std::atomic<int64_t> programs_destroyed{0};
   std::atomic<int64_t> states_created{0};  // one per call site and compile
   std::atomic<int64_t> states_destroyed{0};
-  std::atomic<int64_t> loads{0};  // programs loaded for a device
-  std::atomic<int64_t> images_loaded{0};    // by content, into the driver
+  std::atomic<int64_t> loads{0};          // programs loaded for a device
+  std::atomic<int64_t> images_loaded{0};  // by content, into the driver
   std::atomic<int64_t> images_unloaded{0};
   std::atomic<int64_t> executions{0};
   std::atomic<int64_t> handler_ns{0};  // host time inside execute, of calls that succeeded

@@ -81,7 +81,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], nativ
 
     @functools.cache
     def build(sanitizer: str) -> native.Build:
-        return native.Build(tmp_path_factory.mktemp("native"), sanitizer)
+        return native.Build(tmp_path_factory.mktemp("native"), native.checked(sanitizer))
 
     return build
 

@@ -22,6 +22,13 @@ CORE = [
 ]  # fmt: skip
 """What needs neither Python, XLA nor cuDNN's headers."""
 
+CUDNN = [
+    ROOT / "ffi" / f"cudnn_{part}.cc"
+    for part in ("graph_text", "handles", "library", "plan", "plan_text", "step", "user_handle")
+]
+"""The "cudnn" step without what plans."""
+CUDNN_HEADERS = ("cudnn.h", "cuda_runtime.h", "crt/host_config.h")
+
 WHEELS = {
     "cudnn_frontend.h": ("nvidia-cudnn-frontend",),
     "cudnn.h": ("nvidia-cudnn-jit-cu13", "nvidia-cudnn-cu13"),
@@ -49,19 +56,29 @@ def library(folder: Path, source: str, *headers: str) -> Path:
     return made
 
 
-class Build:
-    """One sanitizer's builds, or those of none, which count calls: the core is compiled once and linked into each
-    program."""
+def checked(sanitizer: str) -> list[str]:
+    """Options for one sanitizer or several; for none, those that count calls."""
+    if not sanitizer:
+        return ["-O1", "-DCOUNT_CALLS"]
+    return ["-O0", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
 
-    def __init__(self, folder: Path, sanitizer: str) -> None:
+
+class Build:
+    """Builds with the same options in one folder: the core is compiled once and linked into each program."""
+
+    def __init__(self, folder: Path, options: Sequence[str], compiler: str = "g++") -> None:
         self.folder = folder
-        checked = ["-O0", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-        self.options = ["-std=c++17", "-g1", *(checked if sanitizer else ["-O1", "-DCOUNT_CALLS"])]
+        self.compiler = compiler
+        self.options = ["-std=c++17", "-g1", *options]
         self._write_header()
 
     @functools.cached_property
     def core(self) -> Path:
         return self.compile("core", CORE)
+
+    @functools.cached_property
+    def cudnn(self) -> Path:
+        return self.compile("cudnn", CUDNN, headers=CUDNN_HEADERS)
 
     def compile(self, name: str, sources: Iterable[Path], *more: str, headers: Sequence[str] = ()) -> Path:
         """One object of several sources."""
@@ -71,16 +88,16 @@ class Build:
         self._run("-c", unit, "-o", made, *more, headers=headers)
         return made
 
-    def program(self, source: str, *objects: Path, headers: Sequence[str] = ()) -> Path:
-        """A binary of a C++ file beside this one and of objects."""
+    def program(self, source: str, *objects: object, headers: Sequence[str] = ()) -> Path:
+        """A binary of a C++ file beside this one, and of objects."""
         made = self.folder / Path(source).stem
         self._run(HERE / source, *objects, "-o", made, "-ldl", "-pthread", headers=headers)
         return made
 
     def _run(self, *arguments: object, headers: Sequence[str] = ()) -> None:
-        compiler = shutil.which("g++")
+        compiler = shutil.which(self.compiler)
         if compiler is None:
-            pytest.skip("no g++")
+            pytest.skip(f"no {self.compiler}")
         includes = [f"-I{path}" for path in (ROOT, HERE, self.folder)]
         systems = [ROOT / "ffi" / "third_party" / "xla", *map(wheel_folder, ("cudnn_frontend.h", *headers))]
         command = [compiler, *self.options, *includes, *(f"-isystem{path}" for path in systems), *arguments]
