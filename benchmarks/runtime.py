@@ -173,6 +173,12 @@ def run(effort: tuple[int, int], live: tuple[int, ...]) -> Iterator[dict[str, An
         jax.block_until_ready(fn(*arrays))
     template = next(case for case in chosen if case.kind == "cubin")
     device = target_of(None)
+    outputs = [jnp.empty(tensor.dim, tensor.data_type.value) for tensor in template.graph.outputs]
+    tensors = [*template.graph.inputs, *template.graph.outputs]
+    buffers = {
+        tensor: array.unsafe_buffer_pointer()
+        for tensor, array in zip(tensors, (*template.arrays, *outputs), strict=True)
+    }
     held: list[_ffi.Executable] = []
     gc.collect()
     at_first, counts = free_bytes(), _ffi.counters()
@@ -181,6 +187,8 @@ def run(effort: tuple[int, int], live: tuple[int, ...]) -> Iterator[dict[str, An
         while len(held) < number:
             artifact = variant(template.program.data, len(held))
             held.append(executable(template.graph, artifact, device))
+            # The first call loads it, on the buffers of the call that is measured.
+            held[-1].execute(buffers)
         seconds = time.perf_counter() - began
         used = at_first - free_bytes()
         for kind, cost in measure(compiled, rounds, calls).items():

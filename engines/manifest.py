@@ -96,6 +96,7 @@ POINTWISE = EngineFamily(
         EngineSlot(0, "cutedsl_bias_gelu", (f"{_POINTWISE_ROOM}.bias_gelu_cutedsl", "CutedslBiasGelu")),
         EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{_POINTWISE_ROOM}.engines", "PointwiseReference")),
     ),
+    backend_limits=(f"{_POINTWISE_ROOM}.backend_limits", "mismatch"),
 )
 
 FAMILIES: dict[str, EngineFamily] = {

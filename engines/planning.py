@@ -244,11 +244,14 @@ def stored_of(planned: Planned) -> Stored:
 
 
 def _restored(graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored) -> Planned | None:
-    """What an earlier process found, None where its engine is not of this release any more."""
+    """What an earlier process found, None where this release makes something else of it."""
     facts = manifest.resolve(family.analyzer)(graph) if family else None
     artifact: Artifact
     if stored.program is not None:
-        artifact = program_of(stored.program)
+        try:
+            artifact = program_of(stored.program)
+        except ValueError:  # of another layout
+            return None
         if stored.derived:
             derived = derived_graph(family, graph, facts)
             if derived is None:

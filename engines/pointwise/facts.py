@@ -18,6 +18,7 @@ class PointwiseFacts:
       dtypes: data types of tensors and of computation, each once.
       unexplained: nodes and options that this record does not describe.
       compute_types: the type that each node computes in, in the order of the nodes.
+      index_axes: the axes of gen_index nodes.
       bias_gelu: the graph as residual + gelu(x + bias).
       not_bias_gelu: why it is none, in words, where `bias_gelu` is None.
     """
@@ -27,6 +28,7 @@ class PointwiseFacts:
     dtypes: tuple[data_type, ...]
     unexplained: tuple[str, ...]
     compute_types: tuple[data_type, ...]
+    index_axes: tuple[int, ...]
     bias_gelu: BiasGelu | None
     not_bias_gelu: str
 
@@ -52,6 +54,7 @@ def analyze(graph: pygraph) -> PointwiseFacts:
         dtypes=tuple(dict.fromkeys([*(tensor.data_type for tensor in tensors), *compute])),
         unexplained=tuple(unexplained),
         compute_types=compute,
+        index_axes=tuple(node.params["axis"] for node in pointwise if node.params["mode"] == "gen_index"),
         bias_gelu=found if isinstance(found, BiasGelu) else None,
         not_bias_gelu=found if isinstance(found, str) else "",
     )

@@ -107,6 +107,16 @@ def test_programs_made_ahead_of_time_come_first(tmp_path: Path, monkeypatch: pyt
     assert planned.declines and planning.plan(graph(), H200).declines == ()
 
 
+def test_a_program_of_another_layout_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = planning.plan(graph(), H200)
+    found = cache.load(graph(), H200, None)
+    store = cache.cache_store()
+    assert found is not None and store is not None
+    store.store(cache.local_key(graph(), H200, None), dataclasses.replace(found, program=b"of a later release"))
+    planning.clear_memo()
+    assert planning.plan(graph(), H200).plan == first.plan
+
+
 PROCESS = """
 import json, sys
 from cudnn_jax import _ffi

@@ -1,0 +1,22 @@
+"""Where cuDNN would take a pointwise graph and answer otherwise than its operations are defined.
+
+What is said of cuDNN here was seen on an H200 with cuDNN 9.19; tests/gpu holds the cases.
+"""
+
+from __future__ import annotations
+
+from cudnn_jax.engines.pointwise.facts import PointwiseFacts
+from cudnn_jax.engines.target import Target
+
+_LEAST_RANK = 3
+
+
+def mismatch(facts: PointwiseFacts, target: Target) -> str | None:
+    """The reason not to ask cuDNN, or None."""
+    if len(facts.dim) < _LEAST_RANK:
+        # Fused graphs of matrices left their results unwritten.
+        return f"rank {len(facts.dim)}, asked from rank {_LEAST_RANK}"
+    if 0 in facts.index_axes:
+        # Every index along the first axis was 0.
+        return "gen_index along axis 0, asked from axis 1"
+    return None
