@@ -8,14 +8,12 @@ from __future__ import annotations
 from cudnn_jax.engines.pointwise.facts import PointwiseFacts
 from cudnn_jax.engines.target import Target
 
-_LEAST_RANK = 3
-
 
 def mismatch(facts: PointwiseFacts, target: Target) -> str | None:
     """The reason not to ask cuDNN, or None."""
-    if len(facts.dim) < _LEAST_RANK:
-        # Fused graphs of matrices left their results unwritten.
-        return f"rank {len(facts.dim)}, asked from rank {_LEAST_RANK}"
+    if facts.spread_first:
+        # Past the first index it read behind such an operand.
+        return f"{facts.spread_first} broadcast along axis 0, serves broadcasts along the others"
     if 0 in facts.index_axes:
         # Every index along the first axis was 0.
         return "gen_index along axis 0, asked from axis 1"

@@ -19,6 +19,7 @@ class PointwiseFacts:
       unexplained: nodes and options that this record does not describe.
       compute_types: the type that each node computes in, in the order of the nodes.
       index_axes: the axes of gen_index nodes.
+      spread_first: an operand of a node that is broadcast along the first axis, "" if there is none.
       bias_gelu: the graph as residual + gelu(x + bias).
       not_bias_gelu: why it is none, in words, where `bias_gelu` is None.
     """
@@ -29,6 +30,7 @@ class PointwiseFacts:
     unexplained: tuple[str, ...]
     compute_types: tuple[data_type, ...]
     index_axes: tuple[int, ...]
+    spread_first: str
     bias_gelu: BiasGelu | None
     not_bias_gelu: str
 
@@ -55,6 +57,16 @@ def analyze(graph: pygraph) -> PointwiseFacts:
         unexplained=tuple(unexplained),
         compute_types=compute,
         index_axes=tuple(node.params["axis"] for node in pointwise if node.params["mode"] == "gen_index"),
+        spread_first=_spread_first(graph),
         bias_gelu=found if isinstance(found, BiasGelu) else None,
         not_bias_gelu=found if isinstance(found, str) else "",
     )
+
+
+def _spread_first(graph: pygraph) -> str:
+    for node in graph.nodes:
+        (made,) = node.outputs.values()
+        for port, tensor in node.inputs.items():
+            if not tensor.is_pass_by_value and tensor.dim[0] == 1 != made.dim[0]:
+                return f"{node.label}: {port} {tensor.dim}"
+    return ""

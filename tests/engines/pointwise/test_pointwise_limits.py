@@ -17,9 +17,23 @@ def reason(dim: tuple[int, ...], axis: int | None = None) -> str | None:
     return backend_limits.mismatch(facts.analyze(graph), named("h200"))
 
 
-@pytest.mark.parametrize("dim", [(4,), (4, 8)])
-def test_matrices_and_vectors(dim: tuple[int, ...]) -> None:
-    assert reason(dim) == f"rank {len(dim)}, asked from rank 3"
+@pytest.mark.parametrize(
+    ("dim", "spread", "asked"),
+    [
+        ((4, 8), (1, 8), False),
+        ((4, 8), (4, 1), True),
+        ((1, 8), (1, 1), True),
+        ((2, 4, 8), (1, 1, 8), False),
+        ((2, 4, 8), (2, 1, 8), True),
+    ],
+)
+def test_an_operand_broadcast_along_the_first_axis(dim: tuple[int, ...], spread: tuple[int, ...], asked: bool) -> None:
+    graph = pygraph(io_data_type="float32")
+    graph.add(graph.scalar(1.0, rank=len(dim)), graph.add(graph.tensor(dim), graph.tensor(spread))).set_output(True)
+    graph.freeze()
+    said = backend_limits.mismatch(facts.analyze(graph), named("h200"))
+    expected = f"b {spread} broadcast along axis 0, serves broadcasts along the others"
+    assert said is None if asked else said is not None and said.endswith(expected)
 
 
 def test_the_first_axis_of_gen_index() -> None:
