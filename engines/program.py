@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex, cast
 
 import msgpack
 
@@ -41,7 +41,7 @@ def immediate(number: int | float, dtype: str) -> Argument:
     if limits is None:
         raise ValueError(f"immediate: dtype {dtype!r}, the rule is one of {', '.join(spec()['immediates'])}")
     whole = limits["type"] == "integer"
-    value = index(number) if whole else float(number)
+    value = index(cast(SupportsIndex, number)) if whole else float(number)
     if not limits["min"] <= value <= limits["max"]:
         raise ValueError(f"immediate: {number!r} is no {dtype}, the rule is {limits['min']} to {limits['max']}")
     return ("immediate", (dtype, value))
