@@ -134,4 +134,4 @@ def _view(operand: _ffi.PackOperand) -> np.ndarray[Any, Any]:
     strides = [dtype.itemsize * stride for stride in operand.stride]
     extent = dtype.itemsize + sum((dim - 1) * stride for dim, stride in zip(operand.shape, strides, strict=True))
     memory = (ctypes.c_char * extent).from_address(operand.pointer)
-    return np.ndarray(operand.shape, dtype, memory, strides=strides)
+    return np.ndarray(operand.shape, dtype, memoryview(memory), strides=strides)

@@ -8,6 +8,8 @@ from pathlib import Path
 import native
 import pytest
 
+pytestmark = pytest.mark.native
+
 
 @pytest.mark.parametrize(("sanitizer", "rounds"), [("address,undefined", 4000), ("thread", 0)])
 def test_the_core_under_a_sanitizer(

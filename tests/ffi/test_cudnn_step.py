@@ -8,6 +8,8 @@ from pathlib import Path
 import native
 import pytest
 
+pytestmark = pytest.mark.native
+
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread", ""])
 def test_the_step_under_a_sanitizer(sanitized: Callable[[str], native.Build], tmp_path: Path, sanitizer: str) -> None:

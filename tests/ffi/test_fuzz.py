@@ -8,6 +8,8 @@ from pathlib import Path
 import fuzzing
 import pytest
 
+pytestmark = pytest.mark.native
+
 SECONDS = 20
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from ffi_programs import buffer, call, fill, host, payload, seal
 
+pytestmark = pytest.mark.native
+
 THREADS, CALLS = 16, 10_000
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from cudnn_jax.engines import libraries
 
+pytestmark = pytest.mark.native
+
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_steps_under_a_sanitizer(
