@@ -11,13 +11,14 @@ import functools
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from cudnn_jax.engines import cutile, versions
+from cudnn_jax.engines import cutile, trust, versions
 from cudnn_jax.engines.manifest import family_for
 from cudnn_jax.engines.store import Store, Stored
 from cudnn_jax.engines.target import Target
@@ -48,15 +49,36 @@ def keep(graph: pygraph, target: Target, implementation: str | None, stored: Sto
 
 
 def ahead_of_time_store() -> Store | None:
-    """The folder of `CUDNN_JAX_PROGRAMS`."""
+    """The folder of `CUDNN_JAX_PROGRAMS`; an error where it is missing, or somebody else could write into it."""
     folder = os.environ.get(PROGRAMS_VARIABLE)
-    return Store(Path(folder)) if folder else None
+    return Store(_trusted(folder)) if folder else None
 
 
 def cache_store() -> Store | None:
     """The user's cache, None where it is switched off."""
     folder = os.environ.get(CACHE_VARIABLE, str(_default_folder()))
-    return Store(Path(folder), int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_BYTES))) if folder else None
+    if not folder:
+        return None
+    trusted = _own(folder)
+    return Store(trusted, int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_BYTES))) if trusted else None
+
+
+@functools.lru_cache(maxsize=16)
+def _trusted(folder: str) -> Path:
+    return trust.require(Path(folder))
+
+
+@functools.lru_cache(maxsize=16)
+def _own(folder: str) -> Path | None:
+    """The cache's folder, made if need be; None, with one warning, where it cannot serve. Planning goes on without."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        return trust.require(Path(folder))
+    except OSError as error:
+        warnings.warn(
+            f"programs are not kept between processes: {error}; {CACHE_VARIABLE} names another folder", stacklevel=2
+        )
+        return None
 
 
 def portable_key(graph: pygraph, target: Target, implementation: str | None) -> str:

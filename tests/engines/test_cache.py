@@ -107,6 +107,31 @@ def test_programs_made_ahead_of_time_come_first(tmp_path: Path, monkeypatch: pyt
     assert planned.declines and planning.plan(graph(), H200).declines == ()
 
 
+def test_programs_that_somebody_else_could_write_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "ahead"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(folder))
+    with pytest.raises(PermissionError, match="0777, the rule is writable by its owner alone"):
+        planning.plan(graph(), H200)
+    monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError, match="absent"):
+        planning.plan(graph(), H200)
+
+
+def test_a_cache_that_cannot_serve_is_said_once_and_planning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(folder))
+    with pytest.warns(UserWarning, match="not kept between processes(.|\n)*CUDNN_JAX_CACHE_DIR names another"):
+        planning.plan(graph(), H200)
+    planning.plan(graph(0.25), H200)  # a second warning would be an error
+    assert list(folder.iterdir()) == []
+
+
 def test_a_program_of_another_layout_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = planning.plan(graph(), H200)
     found = cache.load(graph(), H200, None)
