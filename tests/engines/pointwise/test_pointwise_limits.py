@@ -17,14 +17,18 @@ def reason(dim: tuple[int, ...], axis: int | None = None) -> str | None:
     return backend_limits.mismatch(facts.analyze(graph), named("h200"))
 
 
+@pytest.mark.parametrize("dim", [(4,), (4, 8)])
+def test_matrices_and_vectors(dim: tuple[int, ...]) -> None:
+    assert reason(dim) == f"rank {len(dim)}, asked from rank 3"
+
+
 @pytest.mark.parametrize(
     ("dim", "spread", "asked"),
     [
-        ((4, 8), (1, 8), False),
-        ((4, 8), (4, 1), True),
-        ((1, 8), (1, 1), True),
+        ((1, 4, 8), (1, 1, 8), True),
         ((2, 4, 8), (1, 1, 8), False),
         ((2, 4, 8), (2, 1, 8), True),
+        ((2, 4, 8, 3), (1, 4, 8, 1), False),
     ],
 )
 def test_an_operand_broadcast_along_the_first_axis(dim: tuple[int, ...], spread: tuple[int, ...], asked: bool) -> None:
