@@ -139,12 +139,14 @@ void objects_and_functions() {
   run(nullptr);
   expect_journal("run scale bound d0; ");
 
-  // What stands at the stream's address becomes the function's status.
-  int32_t status[2] = {0, 0};
-  run(status);
-  status[0] = 719;
+  struct {
+    void* context = nullptr;
+    int32_t status = 0;  // what the function ends with
+  } stream;
+  run(&stream);
+  stream.status = 719;
   expect_equal(
-      message_of([&] { run(status); }),
+      message_of([&] { run(&stream); }),
       "payload.steps[0]: cute scale: CuteDSLRT_Function_Run failed: CUDA_ERROR_LAUNCH_FAILED, unspecified "
       "launch failure");
   status[0] = 9;
