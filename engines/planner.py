@@ -132,6 +132,11 @@ class Planner:
         if not 0 <= index < len(self.plans):
             raise IndexError(f"{caller}({index}): the list has {len(self.plans)} plans")
 
+    def pin(self, index: int) -> None:
+        """Settles on one plan. A program that was built before may not say so, and is built again."""
+        self.pinned = index
+        self._built.pop(index, None)
+
     def bar(self, judge: Judge) -> None:
         """Plans that the judge has a reason against are not used, though they keep their place in the list."""
         self._judges.append(judge)

@@ -84,8 +84,10 @@ class pygraph(graph_room.pygraph):
 
     def select_plan(self, index: int) -> None:
         """Pins the plan at `index`: if it declines, building raises instead of running something else."""
-        self._reopened().check_index(index, "select_plan")
-        _planner_of(self).pinned = index
+        planner = self._reopened()
+        planner.check_index(index, "select_plan")
+        planner.pin(index)
+        self.__dict__.get("_executions", {}).pop(index, None)
 
     def deselect_engines(self, names: Sequence[str]) -> None:
         """Leaves out the plans of these engines, such as "xla", and plans of these names, such as "cudnn/4:k2=1"."""

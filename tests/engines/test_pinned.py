@@ -52,3 +52,12 @@ def test_a_plan_that_is_selected_is_pinned(session: Session) -> None:
     graph.select_plan([plan.name for plan in graph.plans].index(PLAN.name))
     graph.build_plans()
     assert session.pinned == [True]
+
+
+def test_a_plan_that_was_built_before_it_was_selected_is_built_again(session: Session) -> None:
+    graph = planned()
+    index = [plan.name for plan in graph.plans].index(PLAN.name)
+    graph.build_plan_at_index(index)
+    graph.select_plan(index)
+    graph.build_plans()
+    assert session.pinned == [False, True]
