@@ -16,6 +16,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+import cudnn_jax
 from benchmarks.harness import Ceilings, Timing
 
 RESULTS = Path(__file__).parent / "results"
@@ -158,19 +159,9 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found | _driver_versions()
-
-
-def _driver_versions() -> dict[str, str]:
-    from cudnn_jax import _ffi
-
-    found = {}
-    for name, ask in (("cudnn", _ffi.cudnn_version), ("cuda driver", _ffi.cuda_driver_version)):
-        try:
-            found[name] = str(ask())
-        except _ffi.LibraryNotFound:
-            continue
-    return found
+    here = cudnn_jax.versions()
+    told = {"cudnn": here.cudnn, "cuda driver": here.cuda_driver, "cutedsl": here.cutedsl}
+    return found | {name: str(version) for name, version in told.items() if version is not None}
 
 
 def rounded(value: Any) -> Any:

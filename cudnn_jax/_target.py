@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from cudnn_jax.engines.target import CPU, Target
+from cudnn_jax.engines.target import CPU, Target, local
 
 _CUDA_PLATFORMS = ("cuda", "gpu")
 
@@ -55,11 +55,4 @@ def current() -> Target:
 
 
 def _of_device(device: Any) -> Target:
-    major, minor = str(device.compute_capability).split(".")
-    return Target(
-        platform="cuda",
-        device_kind=device.device_kind,
-        sm=int(major) * 10 + int(minor),
-        sm_count=getattr(device, "core_count", None),
-        ordinal=device.local_hardware_id,
-    )
+    return local(device.local_hardware_id)
