@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,16 @@ class Site:
 
 
 def sites(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Site]:
-    """Traces `fn` on arrays or `jax.ShapeDtypeStruct`s; nothing runs. In the order of the traced function."""
-    traced = fn.trace(*args, **kwargs).jaxpr if hasattr(fn, "trace") else jax.make_jaxpr(fn)(*args, **kwargs)
+    """Traces `fn` on arrays or `jax.ShapeDtypeStruct`s; nothing runs. In the order of the traced function.
+
+    Keywords of a function that is not jitted stay as they are, unless they hold arrays only.
+    """
+    if hasattr(fn, "trace"):
+        traced = fn.trace(*args, **kwargs).jaxpr
+    else:
+        static = {name: value for name, value in kwargs.items() if not _holds_arrays(value)}
+        arrays = {name: value for name, value in kwargs.items() if name not in static}
+        traced = jax.make_jaxpr(functools.partial(fn, **static))(*args, **arrays)
     by_name = {f"cudnn_jax.{name}": operation for name, operation in _primitive.OPERATIONS.items()}
     counts: dict[tuple[Any, ...], int] = {}
     for eqn in _equations(traced.jaxpr):
@@ -52,6 +61,11 @@ def sites(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Site]:
         )
         for (name, names, avals, config, notes), count in counts.items()
     ]
+
+
+def _holds_arrays(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

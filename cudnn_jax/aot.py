@@ -24,7 +24,17 @@ from cudnn_jax.engines.store import Store
 def target(name: str) -> Iterator[None]:
     """Lowers every operation traced inside for the GPU called `name`, such as "h200".
 
-    Use it around `jax.export.export(..., platforms=["cuda"])`.
+    Use it around an export, which has to be told that our custom call is meant to be in it:
+
+        with cudnn_jax.aot.target("h200"):
+            exported = jax.export.export(
+                jax.jit(fn),
+                platforms=["cuda"],
+                disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("cudnn_jax.program")],
+            )(*shapes)
+
+    Planning with cuDNN needs a libcuda and a libcudnn that can be opened; without one the reference engine is lowered,
+    and `explain` says so.
 
     Raises:
       ValueError: the name is not one of `known_targets()`.

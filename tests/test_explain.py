@@ -87,3 +87,8 @@ def test_lowering_for_cuda_without_a_gpu_asks_for_a_target() -> None:
     exported = jax.export.export(jax.jit(cudnn_jax.sdpa), platforms=["cuda"])
     with pytest.raises(RuntimeError, match="name the GPU, as in `with cudnn_jax.aot.target"):
         exported(*QKV)
+
+
+def test_keywords_that_are_no_arrays_stay_as_they_are() -> None:
+    told = cudnn_jax.explain(cudnn_jax.sdpa, *QKV, is_causal=True, implementation="xla", bias=None)
+    assert told.rows[0]["facts"].endswith("causal top_left")
