@@ -62,7 +62,8 @@ class _Exchange(ctypes.Structure):
     ]
 
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
+# A library of our own: others set the types of the one that ctypes shares.
+_new_capsule = ctypes.PyDLL(None).PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
