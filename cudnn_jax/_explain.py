@@ -20,7 +20,7 @@ class Explanation:
 
     Each row is a dict with `operation`, `count`, `facts`, `family`, `engine`, `plan`, `workspace` (bytes), `artifact`
     ("program" or "inline"), `plans` (the ranked list by name), `declines` ([engine, reason] pairs) and `notes` (copies
-    that could not be avoided).
+    that could not be avoided) and `origin` ("planned here", or the folder and the release that the plan comes from).
     """
 
     target: str
@@ -83,6 +83,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
                 "artifact": type(planned.artifact).__name__.lower(),
                 "plans": [plan.name for plan in planned.plans],
                 "declines": [[decline.engine, decline.reason] for decline in planned.declines],
+                "origin": planned.origin,
                 "notes": [*site.notes, *getattr(planned.artifact, "notes", ())],
             }
         )

@@ -18,6 +18,10 @@ DECLINES = (NotImplementedError, GraphNotSupportedError, ImportError)
 """The only exceptions by which an engine declines. Anything else is a bug and propagates."""
 
 
+class TransientDecline(NotImplementedError):
+    """A decline of the moment, such as a compiler that ran out of time: what is planned without it is not kept."""
+
+
 @dataclass(frozen=True)
 class PlanConfig:
     """One entry of the plan list. Its identity is (engine_id, knobs); the rest describes it.
@@ -121,6 +125,8 @@ class BaseEngine(abc.ABC):
     @abc.abstractmethod
     def configs(self, graph: pygraph, facts: Any, target: Target) -> Sequence[tuple[tuple[str, int], ...]]:
         """Knob settings this engine can build for the graph, any order. Declines by raising one of `DECLINES`.
+
+        Every plan of the engine is one of these, also where a plan is asked for by its identity.
 
         Loads no DSL: whether one is installed is looked up with `importlib.util.find_spec`.
         """

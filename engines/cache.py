@@ -7,17 +7,22 @@ cache folder; empty for none): its keys hold the versions of everything that a p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from cudnn_jax import _ffi
+from cudnn_jax import graph as graph_room
 from cudnn_jax.engines import cutile, trust, versions
 from cudnn_jax.engines.manifest import family_for
 from cudnn_jax.engines.store import Store, Stored
@@ -30,55 +35,63 @@ PROGRAMS_VARIABLE = "CUDNN_JAX_PROGRAMS"
 DEFAULT_BYTES = 4 << 30
 
 
-def load(graph: pygraph, target: Target, implementation: str | None) -> Stored | None:
-    """What an earlier process planned for the frozen graph, or None. Programs are for GPUs: so is the cache."""
+def found(graph: pygraph, target: Target, implementation: str | None) -> Iterator[tuple[Stored, str]]:
+    """What earlier processes planned for the frozen graph, and where it was found; the best first.
+
+    Programs are for GPUs: so is the cache.
+
+    Raises:
+      OSError: the folder of `CUDNN_JAX_PROGRAMS` is not there, or somebody else could write into it.
+    """
     if target.platform != "cuda":
-        return None
-    ahead, cache = ahead_of_time_store(), cache_store()
-    found = ahead.load(portable_key(graph, target, implementation)) if ahead else None
-    if found is None and cache:
-        found = cache.load(local_key(graph, target, implementation))
-    return found
+        return
+    ahead = ahead_of_time_store()
+    if ahead and (stored := ahead.load(portable_key(graph, target, implementation))):
+        yield stored, f"{PROGRAMS_VARIABLE}, made by cudnn_jax {stored.release}"
+    cache = cache_store()
+    if cache:
+        try:
+            stored = cache.load(local_key(graph, target, implementation))
+        except OSError as error:
+            _warn(str(error))
+            return
+        if stored:
+            yield stored, "cache"
 
 
 def keep(graph: pygraph, target: Target, implementation: str | None, stored: Stored) -> None:
-    """Keeps a plan for later processes, in the user's cache."""
+    """Keeps a plan for later processes, in the user's cache. One that cannot be written costs the next a plan."""
     cache = cache_store() if target.platform == "cuda" else None
     if cache:
-        cache.store(local_key(graph, target, implementation), stored)
+        with contextlib.suppress(OSError):
+            cache.store(local_key(graph, target, implementation), stored)
 
 
 def ahead_of_time_store() -> Store | None:
-    """The folder of `CUDNN_JAX_PROGRAMS`; an error where it is missing, or somebody else could write into it."""
+    """The folder of `CUDNN_JAX_PROGRAMS`."""
     folder = os.environ.get(PROGRAMS_VARIABLE)
-    return Store(_trusted(folder)) if folder else None
+    return Store(trust.require(folder)) if folder else None
 
 
 def cache_store() -> Store | None:
-    """The user's cache, None where it is switched off."""
-    folder = os.environ.get(CACHE_VARIABLE, str(_default_folder()))
-    if not folder:
-        return None
-    trusted = _own(folder)
-    return Store(trusted, int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_BYTES))) if trusted else None
+    """The user's cache, None where it is switched off or there is no place for it."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    if folder is None:
+        folder = _default_folder()
+    return Store(Path(folder), _limit()) if folder else None
+
+
+def _limit() -> int:
+    given = os.environ.get(CACHE_BYTES_VARIABLE, str(DEFAULT_BYTES))
+    if not given.isdecimal():
+        raise ValueError(f"{CACHE_BYTES_VARIABLE} is {given!r}; the rule: a number of bytes, such as {DEFAULT_BYTES}")
+    return int(given)
 
 
 @functools.lru_cache(maxsize=16)
-def _trusted(folder: str) -> Path:
-    return trust.require(Path(folder))
-
-
-@functools.lru_cache(maxsize=16)
-def _own(folder: str) -> Path | None:
-    """The cache's folder, made if need be; None, with one warning, where it cannot serve. Planning goes on without."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        return trust.require(Path(folder))
-    except OSError as error:
-        warnings.warn(
-            f"programs are not kept between processes: {error}; {CACHE_VARIABLE} names another folder", stacklevel=2
-        )
-        return None
+def _warn(problem: str) -> None:
+    """Says once why the cache does not serve. Planning goes on without it."""
+    warnings.warn(f"no plan is taken from the cache: {problem}; {CACHE_VARIABLE} names another folder", stacklevel=2)
 
 
 def portable_key(graph: pygraph, target: Target, implementation: str | None) -> str:
@@ -99,6 +112,8 @@ def _what(graph: pygraph, target: Target, implementation: str | None) -> dict[st
         "device": target.device_kind,
         "sm": target.sm,
         "sm_count": target.sm_count,
+        # Programs of CuTe-DSL hold code for the host.
+        "host": platform.machine(),
         "implementation": implementation,
     }
 
@@ -116,6 +131,8 @@ def _versions() -> dict[str, Any]:
         "cutedsl": here.cutedsl,
         "missing": dict(here.missing),
         "cutile": _or_none(cutile.compiler_versions),
+        # cuDNN compiles with it, and has other plans without.
+        "nvrtc": _or_none(lambda: importlib.metadata.version("nvidia-cuda-nvrtc")),
     }
 
 
@@ -127,18 +144,22 @@ def _or_none(ask: Callable[[], Any]) -> Any:
 
 
 def _fingerprint() -> str:
-    """Tells one state of the engines' sources from another, so that a changed kernel is compiled again."""
+    """Tells one state of the sources that make plans from another, so that a changed kernel is compiled again."""
     digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    folders = {"engines": Path(__file__).parent, "graph": Path(graph_room.__file__).parent}
+    sources = [(name, folder, path) for name, folder in folders.items() for path in sorted(folder.rglob("*.py"))]
+    for name, folder, path in (*sources, ("ffi", Path(_ffi.__file__).parent, Path(_ffi.__file__))):
         status = path.stat()
-        digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+        digest.update(f"{name}/{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
 @functools.cache
-def _default_folder() -> Path:
-    return platformdirs.user_cache_path("cudnn_jax", appauthor=False)
+def _default_folder() -> str:
+    try:
+        return str(platformdirs.user_cache_path("cudnn_jax", appauthor=False))
+    except RuntimeError:  # a user without a home
+        return ""
 
 
 def _digest(what: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from cudnn_jax.engines.base import TransientDecline
 from cudnn_jax.engines.kernels import CubinImage
 from cudnn_jax.engines.program import Argument, immediate
 from cudnn_jax.engines.target import Target
@@ -129,8 +130,10 @@ def _compile(
     image = io.BytesIO()
     try:
         export_kernel(ct.kernel(function, **dict(hints)), [signature], image, gpu_code=code, output_format="cubin")
-    except (ct.TileUnsupportedFeatureError, ct.TileCompilerTimeoutError) as error:
+    except ct.TileUnsupportedFeatureError as error:
         raise NotImplementedError(f"cutile: {function.__name__} for {code}: {error.message}") from error
+    except ct.TileCompilerTimeoutError as error:
+        raise TransientDecline(f"cutile: {function.__name__} for {code}: {error.message}") from error
     return CubinImage(image.getvalue(), function.__name__)
 
 

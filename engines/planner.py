@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cudnn_jax.engines import backend, ids, manifest
-from cudnn_jax.engines.base import DECLINES, Artifact, BaseEngine, Decline, Derived, PlanConfig, Program
+from cudnn_jax.engines.base import (
+    DECLINES,
+    Artifact,
+    BaseEngine,
+    Decline,
+    Derived,
+    PlanConfig,
+    Program,
+    TransientDecline,
+)
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, pygraph
+
+MODES = ("A", "B", "FALLBACK", "OPENSOURCE")
 
 Judge = Callable[[PlanConfig], str | None]
 """Why a plan is not to be used, or None. A plan is asked about before it is built, and again with its workspace."""
@@ -27,9 +39,15 @@ class Request:
     implementation: str | None = None
     exactly: PlanConfig | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, Target):
+            raise TypeError(f"target is {self.target!r}; the rule: a Target, as engines.target.named makes it")
+        if isinstance(self.modes, str) or not set(self.modes) <= set(MODES):
+            raise ValueError(f"modes is {self.modes!r}; the rule: a sequence of {', '.join(MODES)}")
+
 
 class Planner:
-    """The one plan list of a graph."""
+    """The one plan list of a graph. `transient` tells whether a decline of the moment had a say in what came out."""
 
     def __init__(self, graph: pygraph, request: Request) -> None:
         self.graph = graph
@@ -44,6 +62,8 @@ class Planner:
         self._derived: Derived | None = None
         self._session: backend.BackendSession | None = None
         self._built: dict[int, tuple[PlanConfig, Artifact]] = {}
+        self._failed: dict[int, Exception] = {}
+        self.transient = False
         self.plans = self._replayed(request.exactly) if request.exactly else self._ranked()
 
     # The list
@@ -58,7 +78,7 @@ class Planner:
         return [plan for plan in dict.fromkeys(ranked) if _selected(plan, self.request.implementation)]
 
     def _replayed(self, wanted: PlanConfig) -> list[PlanConfig]:
-        """One plan by its identity, without asking anybody to rank."""
+        """One plan by its identity: its engine judges the graph, and nobody is asked to rank."""
         if wanted.engine_id in ids.BACKEND_IDS:
             self._session, _ = self._proposed(modes=())
             return [replace(wanted, engine=backend.NAME, kind=backend.NAME)]
@@ -69,15 +89,21 @@ class Planner:
                 f"engine id {wanted.engine_id} is {slot.name} of {family.name}, the graph is of {mine}"
             )
         engine = manifest.instantiate(family, slot)
+        offered = engine.configs(self.graph, self.facts, self.target)
+        knobs = next((each for each in offered if dict(each) == dict(wanted.knobs)), None)
+        if knobs is None:
+            names = ", ".join(PlanConfig(engine.engine_id, each, engine=engine.name).name for each in offered)
+            asked = replace(wanted, engine=engine.name).name
+            raise GraphNotSupportedError(f"{asked} is no plan of {self.subject}, which has {names or 'none'}")
         self._engines[engine.engine_id] = engine
-        return [replace(wanted, engine=engine.name, kind=engine.kind)]
+        return [replace(wanted, knobs=knobs, engine=engine.name, kind=engine.kind)]
 
     def _offered(self) -> list[PlanConfig]:
         """One entry for each knob setting of each of the family's engines that accepts the graph."""
         configs: list[PlanConfig] = []
         for slot in self.family.slots if self.family else ():
             if not slot.offered():
-                self.declines.append(Decline(slot.name, f"opt-in: set {slot.opt_in}=1"))
+                self._declined(slot.name, f"opt-in: set {slot.opt_in}=1")
                 continue
             assert self.family is not None
             engine = manifest.instantiate(self.family, slot)
@@ -85,7 +111,7 @@ class Planner:
                 for knobs in engine.configs(self.graph, self.facts, self.target):
                     configs.append(PlanConfig(engine.engine_id, knobs, engine=engine.name, kind=engine.kind, mode="A"))
             except DECLINES as error:
-                self.declines.append(Decline(engine.name, one_line(error)))
+                self._declined(engine.name, error)
                 continue
             self._engines[engine.engine_id] = engine
         return configs
@@ -96,7 +122,7 @@ class Planner:
         try:
             graph, facts = self._asked()
         except DECLINES as error:
-            self.declines.append(Decline(backend.NAME, one_line(error)))
+            self._declined(backend.NAME, error)
             return None, []
         prefill = self.family.backend_prefill if self.family else None
         words = manifest.resolve(prefill)(facts) if prefill else {}
@@ -126,11 +152,13 @@ class Planner:
 
     # Choosing
 
-    def check_index(self, index: int, caller: str) -> None:
-        if isinstance(index, bool) or not isinstance(index, int):
+    def check_index(self, index: int, caller: str) -> int:
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
             raise TypeError(f"{caller}({index!r}): the rule: the position of a plan, an int")
+        index = operator.index(index)
         if not 0 <= index < len(self.plans):
             raise IndexError(f"{caller}({index}): the list has {len(self.plans)} plans")
+        return index
 
     def pin(self, index: int) -> None:
         """Settles on one plan. A program that was built before may not say so, and is built again."""
@@ -151,7 +179,7 @@ class Planner:
             try:
                 self.build(index)
             except DECLINES as error:
-                self.declines.append(Decline(self.plans[index].name, one_line(error)))
+                self._declined(self.plans[index].name, error)
                 continue
             return index
         raise GraphNotSupportedError(self._refusal())
@@ -160,8 +188,15 @@ class Planner:
         """Builds one plan, once. Declines by raising one of `DECLINES`."""
         config = self.plans[index]
         self._judge(config)
+        if index in self._failed:
+            raise self._failed[index]
         if index not in self._built:
-            artifact = self._build(config)
+            try:
+                artifact = self._build(config)
+            except DECLINES as error:
+                if not isinstance(error, TransientDecline):
+                    self._failed[index] = error
+                raise
             size = artifact.workspace if isinstance(artifact, Program) else 0
             self._built[index] = replace(config, workspace=size), artifact
         self._judge(self._built[index][0])
@@ -185,6 +220,12 @@ class Planner:
         return program if self._derived is None else self._derived.attach(program)
 
     # Telling
+
+    def _declined(self, name: str, reason: str | Exception) -> None:
+        self.transient |= isinstance(reason, TransientDecline)
+        decline = Decline(name, reason if isinstance(reason, str) else one_line(reason))
+        if decline not in self.declines:
+            self.declines.append(decline)
 
     @property
     def is_derived(self) -> bool:

@@ -44,7 +44,7 @@ class pygraph(graph_room.pygraph):
         Raises:
           RuntimeError: the graph was planned before.
         """
-        _planner_of(self, create=Request(target, tuple(modes), implementation))
+        _planner_of(self, create=Request(target, modes, implementation))
 
     def create_execution_plan(
         self, engine_id: int, knobs: Mapping[str, int] | Sequence[tuple[str, int]] = (), *, target: Target = CPU
@@ -80,13 +80,13 @@ class pygraph(graph_room.pygraph):
 
     def get_plan_name_at_index(self, index: int) -> str:
         """The plan's name, as `implementation=` takes it."""
-        return self._checked(index, "get_plan_name_at_index").plans[index].name
+        planner, index = self._checked(index, "get_plan_name_at_index")
+        return planner.plans[index].name
 
     def select_plan(self, index: int) -> None:
         """Pins the plan at `index`: if it declines, building raises instead of running something else."""
-        planner = self._reopened()
-        planner.check_index(index, "select_plan")
-        planner.pin(index)
+        _, index = self._checked(index, "select_plan")
+        self._reopened().pin(index)
         self.__dict__.get("_executions", {}).pop(index, None)
 
     def deselect_engines(self, names: Sequence[str]) -> None:
@@ -102,6 +102,8 @@ class pygraph(graph_room.pygraph):
 
     def deselect_workspace_greater_than(self, nbytes: int) -> None:
         """Leaves out plans that need more than `nbytes` bytes of workspace, as building them tells."""
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+            raise ValueError(f"deselect_workspace_greater_than({nbytes!r}): the rule: bytes, an int of at least 0")
         self._reopened().bar(
             lambda plan: (
                 f"workspace {plan.workspace} bytes, at most {nbytes} selected"
@@ -121,11 +123,13 @@ class pygraph(graph_room.pygraph):
 
     def build_plan_at_index(self, index: int) -> tuple[PlanConfig, Artifact]:
         """Builds the plan at `index` and no other; a decline raises."""
-        return self._checked(index, "build_plan_at_index").build(index)
+        planner, index = self._checked(index, "build_plan_at_index")
+        return planner.build(index)
 
     def get_workspace_size_plan_at_index(self, index: int) -> int:
         """Bytes of workspace of the plan at `index`, which is built for it."""
-        return self.build_plan_at_index(index)[0].workspace or 0
+        planner, index = self._checked(index, "get_workspace_size_plan_at_index")
+        return planner.build(index)[0].workspace or 0
 
     def _reopened(self) -> Planner:
         """The planner, with the choice of a plan open again."""
@@ -133,10 +137,9 @@ class pygraph(graph_room.pygraph):
         self.__dict__.pop("_execution", None)
         return planner
 
-    def _checked(self, index: int, caller: str) -> Planner:
+    def _checked(self, index: int, caller: str) -> tuple[Planner, int]:
         planner = _planner_of(self)
-        planner.check_index(index, caller)
-        return planner
+        return planner, planner.check_index(index, caller)
 
     def get_workspace_size(self) -> int:
         """Bytes of workspace that `execute` takes. Plans for this machine and builds what is not planned or built."""
@@ -176,7 +179,7 @@ class pygraph(graph_room.pygraph):
         self, buffers: Mapping[Any, Any], workspace: Any, index: int, handle: _ffi.Handle | None = None
     ) -> None:
         """As `execute`, with the plan at `index` instead of the one that was chosen."""
-        self._checked(index, "execute_plan_at_index")
+        _, index = self._checked(index, "execute_plan_at_index")
         _execution_of(self, handle, index).run(buffers, workspace, handle)
 
 
@@ -192,6 +195,8 @@ class Planned:
     facts: Any
     subject: str
     """What was planned, in one line for people."""
+    origin: str = "planned here"
+    """Where it comes from: planned in this process, or the folder that it was found in and the release that made it."""
 
 
 _MEMO_SIZE = 256
@@ -212,8 +217,9 @@ def plan(graph: pygraph, target: Target, implementation: str | None = None) -> P
         if key in _memo:
             _memo.move_to_end(key)
             return _memo[key]
-    stored = cache.load(graph, target, implementation)
-    planned = _restored(graph, target, family, stored) if stored else None
+    planned = None
+    for stored, origin in cache.found(graph, target, implementation):
+        planned = planned or _restored(graph, target, family, stored, origin)
     if planned is None:
         planned = _planned(graph, target, implementation)
     with _memo_lock:
@@ -229,7 +235,8 @@ def _planned(graph: pygraph, target: Target, implementation: str | None) -> Plan
     plans, declines = tuple(planner.plans), tuple(planner.declines)
     name = planner.family.name if planner.family else None
     planned = Planned(config, artifact, plans, declines, name, planner.facts, planner.subject)
-    cache.keep(graph, target, implementation, stored_of(planned))
+    if not planner.transient:
+        cache.keep(graph, target, implementation, stored_of(planned))
     return planned
 
 
@@ -245,7 +252,9 @@ def stored_of(planned: Planned) -> Stored:
     )
 
 
-def _restored(graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored) -> Planned | None:
+def _restored(
+    graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored, origin: str
+) -> Planned | None:
     """What an earlier process found, None where this release makes something else of it."""
     facts = manifest.resolve(family.analyzer)(graph) if family else None
     artifact: Artifact
@@ -266,7 +275,7 @@ def _restored(graph: pygraph, target: Target, family: manifest.EngineFamily | No
         except (ValueError, *DECLINES):
             return None
     name = family.name if family else None
-    return Planned(stored.plan, artifact, stored.plans, stored.declines, name, facts, subject(graph, facts))
+    return Planned(stored.plan, artifact, stored.plans, stored.declines, name, facts, subject(graph, facts), origin)
 
 
 def clear_memo() -> None:
@@ -297,8 +306,9 @@ def _execution_of(graph: pygraph, handle: _ffi.Handle | None, index: int | None 
         planner = _planner_of(graph)
         made: dict[int, execution.Execution] = graph.__dict__.setdefault("_executions", {})
         at = planner.first() if index is None else index
+        _, artifact = planner.build(at)  # first, as it may be deselected by now
         if at not in made:
-            made[at] = execution.prepare(graph, planner.target, planner.build(at)[1])
+            made[at] = execution.prepare(graph, planner.target, artifact)
         if index is None:
             graph.__dict__["_execution"] = made[at]
         return made[at]

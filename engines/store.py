@@ -20,6 +20,8 @@ from typing import Any
 
 import msgpack
 
+from cudnn_jax import __version__
+from cudnn_jax.engines import trust
 from cudnn_jax.engines.base import Decline, PlanConfig
 
 FORMAT = 1
@@ -37,6 +39,7 @@ class Stored:
       declines: why other engines or plans do not run.
       program: the artifact's bytes, None where the plan is inlined.
       derived: whether the program is of the graph that the family derives for the backend.
+      release: the version of this package that planned.
     """
 
     plan: PlanConfig
@@ -44,13 +47,14 @@ class Stored:
     declines: tuple[Decline, ...]
     program: bytes | None
     derived: bool
+    release: str = __version__
 
 
 class Store:
-    """A folder of plans and programs.
+    """A folder of plans and programs, that is read only where nobody else can write.
 
     Args:
-      limit: the most bytes of programs, None for any number; the longest unused go first.
+      limit: the most bytes of files, None for any number; the longest unused go first.
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
@@ -58,7 +62,11 @@ class Store:
         self._limit = limit
 
     def load(self, key: str) -> Stored | None:
-        """What was stored under `key`, None if nothing sound is."""
+        """What was stored under `key`, None if nothing sound is.
+
+        Raises:
+          UntrustedPathError: somebody else could have written what is there.
+        """
         record = self._read_plan(key)
         if record is None:
             return None
@@ -73,51 +81,50 @@ class Store:
             declines=tuple(Decline(*pair) for pair in record["declines"]),
             program=program,
             derived=record["derived"],
+            release=record["release"],
         )
 
     def store(self, key: str, stored: Stored) -> None:
-        """Keeps `stored`. A folder that cannot be written is no error: the next process plans again."""
+        """Keeps `stored`.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
         digest = None
-        with contextlib.suppress(OSError):
-            if stored.program is not None:
-                digest = hashlib.sha256(stored.program).hexdigest()
-                self._write(self._folder / "programs" / digest, stored.program)
-            record = {
-                "plan": _fields(stored.plan),
-                "plans": [_fields(plan) for plan in stored.plans],
-                "declines": [[decline.engine, decline.reason] for decline in stored.declines],
-                "program": digest,
-                "derived": stored.derived,
-            }
-            self._write(self._folder / "plans" / key, _sealed(record))
-            if self._limit is not None:
-                self._shrink(self._limit)
+        if stored.program is not None:
+            digest = hashlib.sha256(stored.program).hexdigest()
+            self._write(self._folder / "programs" / digest, stored.program)
+        record = {
+            "plan": _fields(stored.plan),
+            "plans": [_fields(plan) for plan in stored.plans],
+            "declines": [[decline.engine, decline.reason] for decline in stored.declines],
+            "program": digest,
+            "derived": stored.derived,
+            "release": stored.release,
+        }
+        self._write(self._folder / "plans" / key, _sealed(record))
+        if self._limit is not None:
+            self._shrink(self._limit)
 
     def _read_plan(self, key: str) -> dict[str, Any] | None:
         path = self._folder / "plans" / key
+        data = _read(path)
         try:
-            return _opened(path.read_bytes())
-        except OSError:
-            return None
+            return None if data is None else _opened(data)
         except (ValueError, KeyError, TypeError, msgpack.UnpackException):
             _drop(path)
             return None
 
     def _read_program(self, digest: str) -> bytes | None:
         path = self._folder / "programs" / digest
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        if hashlib.sha256(data).hexdigest() != digest:
+        data = _read(path)
+        if data is not None and hashlib.sha256(data).hexdigest() != digest:
             _drop(path)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # used now: what `_shrink` goes by
         return data
 
     def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_private(path.parent)
         handle, aside = tempfile.mkstemp(prefix=".new-", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -128,22 +135,44 @@ class Store:
             raise
 
     def _shrink(self, limit: int) -> None:
-        programs = []
-        for path, status in _files(self._folder / "programs"):
+        kept = []
+        for path, status in (*_files(self._folder / "programs"), *_files(self._folder / "plans")):
             if path.name.startswith("."):
                 if time.time() - status.st_mtime > _ABANDONED_S:
                     _drop(path)
                 continue
-            programs.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in programs)
-        for _, size, path in sorted(programs):
+            kept.append((status.st_mtime, status.st_size, path))
+        total = sum(size for _, size, _ in kept)
+        for _, size, path in sorted(kept):
             if total <= limit:
                 break
             _drop(path)
             total -= size
 
 
+def _read(path: Path) -> bytes | None:
+    """A file's content, and a mark that it was used now; None where there is none."""
+    try:
+        data = trust.require(path).read_bytes()
+    except trust.UntrustedPathError:
+        raise
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return data
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a folder and those above it that are not there, each for its owner alone whatever the umask."""
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    if not folder.is_dir():  # nothing was kept of that kind
+        return
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another process dropped it

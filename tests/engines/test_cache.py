@@ -11,15 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import platformdirs
 import pytest
 
+import cudnn_jax
 from cudnn_jax.engines import cache, manifest, planning
-from cudnn_jax.engines.store import Store
+from cudnn_jax.engines.base import TransientDecline
+from cudnn_jax.engines.store import Store, Stored
 from cudnn_jax.engines.target import CPU, named
-from support import stub_libcuda
+from support import standin, stub_libcuda
 from support.stub_libcuda import stub_folder as stub_folder
 
 H200 = named("h200")
+QUERY = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +46,11 @@ def graph(scale: float = 0.5) -> planning.pygraph:
     return made
 
 
+def load(made: planning.pygraph) -> Stored:
+    ((stored, _),) = cache.found(made, H200, None)
+    return stored
+
+
 def fail(*_: Any, **__: Any) -> Any:
     raise AssertionError("planned again")
 
@@ -51,6 +62,7 @@ def test_a_second_plan_of_one_graph_is_found(monkeypatch: pytest.MonkeyPatch) ->
     second = planning.plan(graph(), H200)
     assert (second.plan, second.plans, second.declines) == (first.plan, first.plans, first.declines)
     assert second.subject == first.subject and second.family == first.family
+    assert (first.origin, second.origin) == ("planned here", "cache")
     with pytest.raises(AssertionError, match="planned again"):
         planning.plan(graph(0.25), H200)
     planning.clear_memo()
@@ -98,46 +110,108 @@ def test_an_opt_in_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_programs_made_ahead_of_time_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = planning.plan(graph(), H200)
-    found = cache.load(graph(), H200, None)
-    assert found is not None
-    marked = dataclasses.replace(found, declines=())
+    marked = dataclasses.replace(load(graph()), declines=(), release="0.0.1")
     Store(tmp_path / "ahead").store(cache.portable_key(graph(), H200, None), marked)
     monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(tmp_path / "ahead"))
     planning.clear_memo()
-    assert planned.declines and planning.plan(graph(), H200).declines == ()
+    ahead = planning.plan(graph(), H200)
+    assert planned.declines and ahead.declines == ()
+    assert (planned.origin, ahead.origin) == ("planned here", "CUDNN_JAX_PROGRAMS, made by cudnn_jax 0.0.1")
 
 
-def test_programs_that_somebody_else_could_write_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inner", ["", "v1", "v1/plans"])
+def test_programs_that_somebody_else_could_write_are_not_read(
+    inner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning.plan(graph(), H200)
     folder = tmp_path / "ahead"
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
+    Store(folder).store(cache.portable_key(graph(), H200, None), load(graph()))
     monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(folder))
+    planning.clear_memo()
+    assert planning.plan(graph(), H200).origin.startswith("CUDNN_JAX_PROGRAMS")
+    (folder / inner).chmod(0o777)
+    planning.clear_memo()
     with pytest.raises(PermissionError, match="0777, the rule is writable by its owner alone"):
         planning.plan(graph(), H200)
+
+
+def test_a_folder_of_programs_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(tmp_path / "absent"))
     with pytest.raises(FileNotFoundError, match="absent"):
         planning.plan(graph(), H200)
 
 
-def test_a_cache_that_cannot_serve_is_said_once_and_planning_goes_on(
+def test_a_cache_of_somebody_else_is_said_once_and_planning_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(0o777)
-    monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(folder))
-    with pytest.warns(UserWarning, match="not kept between processes(.|\n)*CUDNN_JAX_CACHE_DIR names another"):
+    planning.plan(graph(), H200)
+    (tmp_path / "cache" / "v1" / "plans").chmod(0o777)
+    planning.clear_memo()
+    with pytest.warns(UserWarning, match="0777(.|\\n)*CUDNN_JAX_CACHE_DIR names another"):
+        assert planning.plan(graph(), H200).origin == "planned here"
+    planning.clear_memo()
+    planning.plan(graph(), H200)  # a second warning would be an error
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(tmp_path / "file"))
+    assert planning.plan(graph(), H200).origin == "planned here"
+    with pytest.raises(OSError, match="file"):
+        cudnn_jax.aot.build(lambda q: cudnn_jax.sdpa(q, q, q), QUERY, target="h200", out=tmp_path / "file")
+
+
+def test_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
         planning.plan(graph(), H200)
-    planning.plan(graph(0.25), H200)  # a second warning would be an error
-    assert list(folder.iterdir()) == []
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "cache").rglob("*") if path.is_dir()}
+    assert modes == {0o700}
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(*_: Any, **__: Any) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(platformdirs, "user_cache_path", no_home)
+    cache._default_folder.cache_clear()
+    assert planning.plan(graph(), H200).origin == "planned here"
+    monkeypatch.delenv("CUDNN_JAX_CACHE_DIR")
+    planning.clear_memo()
+    assert planning.plan(graph(), H200).origin == "planned here" and cache.cache_store() is None
+    cache._default_folder.cache_clear()
+
+
+def test_a_bound_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDNN_JAX_CACHE_BYTES", "4G")
+    with pytest.raises(ValueError, match="CUDNN_JAX_CACHE_BYTES is '4G'; the rule: a number of bytes"):
+        planning.plan(graph(), H200)
+
+
+def test_what_a_decline_of_the_moment_had_a_say_in_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(standin.Mix):
+        def configs(self, *_: Any) -> Any:
+            return [()]
+
+        def build_plan(self, *_: Any) -> Any:
+            raise TransientDecline("ran out of time")
+
+    monkeypatch.setattr(standin, "Mix", Slow)
+    slot = manifest.EngineSlot(1, "mix", ("support.standin", "Mix"))
+    with standin.family(monkeypatch, "sdpa_fwd", slot):
+        planned = planning.plan(graph(), H200)
+    assert ("mix", "ran out of time") in [(d.engine, d.reason) for d in planned.declines]
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_program_of_another_layout_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = planning.plan(graph(), H200)
-    found = cache.load(graph(), H200, None)
     store = cache.cache_store()
-    assert found is not None and store is not None
-    store.store(cache.local_key(graph(), H200, None), dataclasses.replace(found, program=b"of a later release"))
+    assert store is not None
+    later = dataclasses.replace(load(graph()), program=b"of a later release")
+    store.store(cache.local_key(graph(), H200, None), later)
     planning.clear_memo()
     assert planning.plan(graph(), H200).plan == first.plan
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cudnn_jax.engines import ids, planning
@@ -17,6 +18,7 @@ from cudnn_jax.graph import GraphNotSupportedError, data_type
 from support.standin import family
 
 BUILT: list[str] = []
+SIZES = [4096, 256, 0]
 FIRST_ID = ids.engine_id("sdpa_fwd", 1)
 
 
@@ -27,7 +29,7 @@ class Sized(BaseEngine):
     kind = "test"
 
     def configs(self, graph: Any, facts: Any, target: Target) -> Any:
-        return [(("bytes", 4096),), (("bytes", 256),), (("bytes", 0),)]
+        return [(("bytes", size),) for size in SIZES]
 
     def build_plan(self, graph: Any, facts: Any, config: PlanConfig, target: Target) -> Any:
         BUILT.append(config.name)
@@ -42,8 +44,10 @@ class Sized(BaseEngine):
 
 
 @pytest.fixture(autouse=True)
-def _engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _engine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     BUILT.clear()
+    if "declines_at_its_position" in request.node.name:
+        monkeypatch.setitem(globals(), "SIZES", [-1])
     planning.clear_memo()
     with family(monkeypatch, "sdpa_fwd", EngineSlot(1, "sized", (__name__, "Sized"))):
         yield
@@ -91,10 +95,12 @@ def test_a_position_outside_the_list_is_named(call: str, index: int) -> None:
 def test_a_plan_that_declines_at_its_position_raises() -> None:
     graph = attention()
     graph.create_execution_plan(FIRST_ID, {"bytes": -1})
-    with pytest.raises(NotImplementedError, match="bytes -1, serves 0 or more"):
-        graph.build_plan_at_index(0)
-    with pytest.raises(GraphNotSupportedError, match="pinned plan sized:bytes=-1 cannot serve"):
-        graph.build_plans()
+    for _ in range(2):  # it is built no second time
+        with pytest.raises(NotImplementedError, match="bytes -1, serves 0 or more"):
+            graph.build_plan_at_index(0)
+        with pytest.raises(GraphNotSupportedError, match="pinned plan sized:bytes=-1 cannot serve"):
+            graph.build_plans()
+    assert BUILT == ["sized:bytes=-1"] and len(graph.declines) == 1
 
 
 def test_a_workspace_limit_is_judged_by_what_a_plan_needs() -> None:
@@ -136,15 +142,67 @@ def test_when_all_are_deselected_the_error_says_so() -> None:
 
 
 def test_a_plan_replays_by_its_identity_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sized, "configs", lambda *_: pytest.fail("asked to rank"))
+    monkeypatch.setattr("cudnn_jax.engines.sdpa.heuristics.recommend", lambda *_: pytest.fail("asked to rank"))
     graph = attention()
-    # A setting that nobody would rank is replayed too: it is what a record says.
-    graph.create_execution_plan(FIRST_ID, {"bytes": 512})
-    assert [plan.name for plan in graph.plans] == ["sized:bytes=512"]
+    graph.create_execution_plan(FIRST_ID, {"bytes": 256})
+    assert [plan.name for plan in graph.plans] == ["sized:bytes=256"]
     config, _ = graph.build_plans()
-    assert (config.engine_id, config.knobs, config.workspace) == (FIRST_ID, (("bytes", 512),), 512)
+    assert (config.engine_id, config.knobs, config.workspace) == (FIRST_ID, (("bytes", 256),), 256)
     with pytest.raises(RuntimeError, match="planned once"):
         graph.create_execution_plans()
+
+
+@pytest.mark.parametrize("knobs", [{"bytes": 512}, {"byte": 256}, {}, {"bytes": 256, "more": 1}], ids=str)
+def test_a_replayed_setting_is_one_that_the_engine_has(knobs: dict[str, int]) -> None:
+    with pytest.raises(GraphNotSupportedError, match=r"is no plan of fwd(.|\n)*sized:bytes=4096, sized:bytes=256"):
+        attention().create_execution_plan(FIRST_ID, knobs)
+    with pytest.raises(GraphNotSupportedError, match="xla:a=1 is no plan of fwd"):
+        attention().create_execution_plan(20_599, {"a": 1})
+
+
+def test_a_replayed_engine_judges_the_graph() -> None:
+    graph = pygraph(io_data_type=data_type.FLOAT)
+    q, k, v = (graph.tensor((2, 4, 16, 32)) for _ in range(3))
+    out, _ = graph.sdpa(graph.relu(q), k, v, generate_stats=False)
+    out.set_output(True)
+    with pytest.raises(GraphNotSupportedError, match="cannot express"):
+        graph.create_execution_plan(20_599)
+
+
+def test_a_plan_that_ran_and_is_deselected_runs_no_more() -> None:
+    graph = planned()
+    q, k, v = graph.inputs
+    (o,) = graph.outputs
+    buffers = {t: np.ones(t.dim, np.float32) for t in (q, k, v, o)}
+    graph.execute_plan_at_index(buffers, None, 3)
+    graph.deselect_engines(["xla"])
+    with pytest.raises(GraphNotSupportedError, match="deselected by name"):
+        graph.execute_plan_at_index(buffers, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"modes": "A"}, ValueError, "modes is 'A'"),
+        ({"modes": ["Z"]}, ValueError, r"a sequence of A, B, FALLBACK, OPENSOURCE"),
+        ({"target": "cpu"}, TypeError, "target is 'cpu'; the rule: a Target"),
+    ],
+)
+def test_what_is_planned_for_is_checked(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        attention().create_execution_plans(**options)
+
+
+@pytest.mark.parametrize("nbytes", [-1, "x", True, 1.5])
+def test_a_workspace_limit_is_a_number_of_bytes(nbytes: Any) -> None:
+    with pytest.raises(ValueError, match="the rule: bytes, an int of at least 0"):
+        planned().deselect_workspace_greater_than(nbytes)
+
+
+def test_positions_are_any_integers() -> None:
+    graph = planned()
+    graph.select_plan(np.int32(1))
+    assert graph.build_plans()[0].name == "sized:bytes=256"
 
 
 def test_an_identity_that_is_none_is_refused() -> None:

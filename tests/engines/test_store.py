@@ -76,7 +76,7 @@ def test_a_missing_program_is_nothing_stored(tmp_path: Path) -> None:
 
 
 def test_the_longest_unused_programs_go_first(tmp_path: Path) -> None:
-    store = Store(tmp_path, limit=2500)
+    store = Store(tmp_path, limit=4000)
     for number in range(2):
         store.store(str(number), stored(bytes([number]) * 1000))
         path = next(path for path in files(tmp_path) if path.read_bytes() == bytes([number]) * 1000)
@@ -98,11 +98,20 @@ def test_what_a_dead_writer_left_is_cleared(tmp_path: Path) -> None:
     assert fresh.exists() and not old.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     store = Store(tmp_path / "file")
-    store.store("key", stored())
+    with pytest.raises(OSError, match="file"):
+        store.store("key", stored())
     assert store.load("key") is None
+
+
+def test_records_are_bounded_too(tmp_path: Path) -> None:
+    store = Store(tmp_path, limit=5000)
+    for number in range(40):
+        store.store(str(number), stored(None))
+    assert 0 < sum(path.stat().st_size for path in files(tmp_path)) <= 5000
+    assert store.load("39") is not None
 
 
 WRITER = """
