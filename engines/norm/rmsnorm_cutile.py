@@ -27,8 +27,6 @@ _Given = tuple[Array, Argument]
 _MOST_ROWS = 2**31 - 1
 _REDUCE_ROWS, _REDUCE_COLS = 64, 32
 """The tile in which the blocks' sums are added."""
-_KEPT_ELEMENTS = 32
-"""Of the weights for each thread: more would push the gradient's sums out of the registers."""
 
 
 def most_cols(facts: NormFacts) -> int:
@@ -104,7 +102,7 @@ class _Launch:
         from cudnn_jax.engines.norm import _rmsnorm_cutile as kernels
 
         facts, tiling = self.facts, self.tiling
-        self._run(
+        self._run_tiles(
             kernels.rms_norm_forward,
             [
                 self._matrix("input"),
@@ -114,12 +112,10 @@ class _Launch:
                 self._statistics("inv_var"),
             ],
             [
-                *(tiling.rows, tiling.chunk, tiling.chunks, facts.cols, facts.epsilon),
+                *(tiling.rows, tiling.chunk, tiling.chunks, *tiling.reread(facts), facts.cols, facts.epsilon),
                 *(name in self.operands for name in ("scale", "bias", "inv_var")),
-                tiling.blocks > 0,
+                tiling.ragged(facts),
             ],
-            self.blocks,
-            num_worker_warps=tiling.warps,
         )
 
     def backward(self) -> None:
@@ -127,7 +123,7 @@ class _Launch:
 
         facts, tiling = self.facts, self.tiling
         sums = {name: self._sums(name) for name in ("DScale", "DBias")}
-        self._run(
+        self._run_tiles(
             kernels.rms_norm_backward,
             [
                 self._matrix("grad"),
@@ -140,10 +136,9 @@ class _Launch:
             [
                 *(tiling.rows, tiling.chunk, tiling.chunks, facts.cols),
                 *(name in self.operands for name in ("scale", "DScale", "DBias")),
-                tiling.row_elements <= _KEPT_ELEMENTS,
+                *tiling.room(facts),
+                tiling.ragged(facts),
             ],
-            self.blocks,
-            num_worker_warps=tiling.warps,
         )
         for name, made in sums.items():
             if made is not None:
@@ -151,6 +146,11 @@ class _Launch:
                 constants = [_REDUCE_ROWS, _REDUCE_COLS, tiles]
                 columns = -(-facts.cols // _REDUCE_COLS)
                 self._run(kernels.rms_norm_reduce, [made, self._weight(name)], constants, columns)
+
+    def _run_tiles(self, kernel: Any, arrays: Sequence[_Given | None], constants: Sequence[bool | int | float]) -> None:
+        tiling = self.tiling
+        hints = {"num_worker_warps": tiling.warps, "occupancy": tiling.resident}
+        self._run(kernel, arrays, constants, self.blocks, **hints)
 
     def _run(
         self,
