@@ -102,7 +102,7 @@ class _Launch:
         from cudnn_jax.engines.norm import _rmsnorm_cutile as kernels
 
         facts, tiling = self.facts, self.tiling
-        self._run_tiles(
+        self._run(
             kernels.rms_norm_forward,
             [
                 self._matrix("input"),
@@ -116,6 +116,8 @@ class _Launch:
                 *(name in self.operands for name in ("scale", "bias", "inv_var")),
                 tiling.ragged(facts),
             ],
+            self.blocks,
+            **tiling.hints,
         )
 
     def backward(self) -> None:
@@ -123,7 +125,7 @@ class _Launch:
 
         facts, tiling = self.facts, self.tiling
         sums = {name: self._sums(name) for name in ("DScale", "DBias")}
-        self._run_tiles(
+        self._run(
             kernels.rms_norm_backward,
             [
                 self._matrix("grad"),
@@ -139,6 +141,8 @@ class _Launch:
                 *tiling.room(facts),
                 tiling.ragged(facts),
             ],
+            self.blocks,
+            **tiling.hints,
         )
         for name, made in sums.items():
             if made is not None:
@@ -146,11 +150,6 @@ class _Launch:
                 constants = [_REDUCE_ROWS, _REDUCE_COLS, tiles]
                 columns = -(-facts.cols // _REDUCE_COLS)
                 self._run(kernels.rms_norm_reduce, [made, self._weight(name)], constants, columns)
-
-    def _run_tiles(self, kernel: Any, arrays: Sequence[_Given | None], constants: Sequence[bool | int | float]) -> None:
-        tiling = self.tiling
-        hints = {"num_worker_warps": tiling.warps, "occupancy": tiling.resident}
-        self._run(kernel, arrays, constants, self.blocks, **hints)
 
     def _run(
         self,

@@ -59,9 +59,9 @@ class Tiling:
         return (_REREAD, (self.chunks - 1) // _REREAD) if _row_bytes(facts) > _HELD_BYTES else (1, 0)
 
     @property
-    def resident(self) -> int:
-        """Blocks that an SM is to hold at a time."""
-        return self.blocks or _FORWARD_WARPS // self.warps
+    def hints(self) -> dict[str, int]:
+        """What the compiler is told of a kernel over the tiles: its warps, and how many blocks an SM is to hold."""
+        return {"num_worker_warps": self.warps, "occupancy": self.blocks or _FORWARD_WARPS // self.warps}
 
     def room(self, facts: NormFacts) -> tuple[bool, bool]:
         """Backward: whether there are registers for the scale through the loop, and for a tile that is loaded ahead.
