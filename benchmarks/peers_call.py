@@ -107,8 +107,9 @@ def cutile_call() -> Step:
     peer = importlib.import_module("cuda.tile.jax")
     facts, knobs = knobs_of(norm_graph(), "cutile_rmsnorm")
     tiling = Tiling.of(facts, tuple(knobs.items()))
-    kernel = ct.kernel(kernels.rms_norm_forward, num_worker_warps=tiling.warps)
-    constants = (tiling.rows, tiling.chunk, tiling.chunks, COLS, facts.epsilon, True, True, True, tiling.blocks > 0)
+    kernel = ct.kernel(kernels.rms_norm_forward, **tiling.hints)
+    cut = (tiling.rows, tiling.chunk, tiling.chunks, *tiling.reread(facts))
+    constants = (*cut, COLS, facts.epsilon, True, True, True, tiling.ragged(facts))
 
     def step(x: Any, scale: Any, bias: Any) -> Any:
         made = (peer.OutputPlaceholder(x.shape, x.dtype), peer.OutputPlaceholder((ROWS,), jnp.float32))

@@ -26,8 +26,8 @@ from cudnn_jax.graph.layout import row_major
 
 MINIMUM = (1, 7)
 """The oldest cuda-tile whose export interface is the one used here."""
-MINIMUM_COMPILER = (13, 3)
-"""The oldest tileiras that compiles for Hopper and takes a number of worker warps."""
+MINIMUM_COMPILER = (13, 4)
+"""The oldest tileiras whose loads and stores can leave bounds unchecked."""
 ARCHITECTURES = (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 """What tileiras 13.4 compiles for."""
 

@@ -1,6 +1,7 @@
 """The one ranked plan list of norm graphs.
 
-The cuTile engine leads with its settings in the order that it predicts, cuDNN's plans follow, the reference is last.
+The cuTile engine leads: on an H200 its first setting was faster than jitted jax.numpy and than the reference in every
+case of `python -m benchmarks norm`. cuDNN's plans follow, the reference is last.
 """
 
 from __future__ import annotations

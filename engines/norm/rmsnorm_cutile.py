@@ -27,8 +27,6 @@ _Given = tuple[Array, Argument]
 _MOST_ROWS = 2**31 - 1
 _REDUCE_ROWS, _REDUCE_COLS = 64, 32
 """The tile in which the blocks' sums are added."""
-_KEPT_ELEMENTS = 32
-"""Of the weights for each thread: more would push the gradient's sums out of the registers."""
 
 
 def most_cols(facts: NormFacts) -> int:
@@ -114,12 +112,12 @@ class _Launch:
                 self._statistics("inv_var"),
             ],
             [
-                *(tiling.rows, tiling.chunk, tiling.chunks, facts.cols, facts.epsilon),
+                *(tiling.rows, tiling.chunk, tiling.chunks, *tiling.reread(facts), facts.cols, facts.epsilon),
                 *(name in self.operands for name in ("scale", "bias", "inv_var")),
-                tiling.blocks > 0,
+                tiling.ragged(facts),
             ],
             self.blocks,
-            num_worker_warps=tiling.warps,
+            **tiling.hints,
         )
 
     def backward(self) -> None:
@@ -140,10 +138,11 @@ class _Launch:
             [
                 *(tiling.rows, tiling.chunk, tiling.chunks, facts.cols),
                 *(name in self.operands for name in ("scale", "DScale", "DBias")),
-                tiling.row_elements <= _KEPT_ELEMENTS,
+                *tiling.room(facts),
+                tiling.ragged(facts),
             ],
             self.blocks,
-            num_worker_warps=tiling.warps,
+            **tiling.hints,
         )
         for name, made in sums.items():
             if made is not None:

@@ -24,7 +24,7 @@ def image(cols: int, chunk: int, warps: int) -> bytes:
     from cudnn_jax.engines.norm import _rmsnorm_cutile as kernels
 
     matrix = Array(data_type.FLOAT, (64, cols))
-    constants = [1, chunk, cols // chunk, cols, 1e-5, False, False, False, False]
+    constants = [1, chunk, cols // chunk, 1, 0, cols, 1e-5, False, False, False, False]
     arrays = [matrix, False, False, matrix, False]
     return cutile.compile_kernel(kernels.rms_norm_forward, [*arrays, *constants], H200, num_worker_warps=warps).data
 

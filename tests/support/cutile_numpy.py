@@ -110,11 +110,12 @@ def _array(expected: Array, args: Iterator[Any], memory: list[np.ndarray], works
 
 def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
     return SimpleNamespace(
-        PaddingMode=SimpleNamespace(ZERO="zero"),
+        PaddingMode=SimpleNamespace(ZERO="zero", UNDETERMINED="undetermined"),
         float32=np.dtype(np.float32),
         bid=lambda axis: block[axis],
         num_blocks=lambda axis: grid[axis],
         cdiv=lambda x, y: -(-x // y),
+        minimum=min,
         static_iter=iter,
         zeros=lambda shape, dtype: np.zeros(shape, dtype),
         astype=lambda tile, dtype: tile.astype(dtype),
@@ -126,23 +127,28 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
     )
 
 
-def _window(array: np.ndarray, index: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
+def _window(array: np.ndarray, index: Sequence[int], shape: Sequence[int], check_bounds: bool) -> tuple[slice, ...]:
     starts = [at * size for at, size in zip(index, shape, strict=True)]
-    for start, extent in zip(starts, array.shape, strict=True):
+    for start, size, extent in zip(starts, shape, array.shape, strict=True):
         assert 0 <= start < extent, "a tile that lies outside of its array is undefined"
+        assert check_bounds or start + size <= extent, "nothing checks the bounds of a tile that reaches past its array"
     for size in shape:
         assert size & (size - 1) == 0, "a tile's sizes are powers of two"
     return tuple(slice(start, start + size) for start, size in zip(starts, shape, strict=True))
 
 
-def _load(array: np.ndarray, index: Any, shape: Any, *, padding_mode: str, allow_tma: bool) -> np.ndarray:
-    inside = array[_window(array, index, shape)]
+def _load(
+    array: np.ndarray, index: Any, shape: Any, *, padding_mode: str, check_bounds: bool = True, allow_tma: bool
+) -> np.ndarray:
+    inside = array[_window(array, index, shape, check_bounds)]
+    # tileiras 13.4 fails on a padding of what is not checked.
+    assert (padding_mode == "zero") == check_bounds
     tile = np.zeros(shape, array.dtype)
     tile[tuple(slice(0, size) for size in inside.shape)] = inside
     return tile
 
 
-def _store(array: np.ndarray, index: Any, tile: np.ndarray, *, allow_tma: bool) -> None:
+def _store(array: np.ndarray, index: Any, tile: np.ndarray, *, check_bounds: bool = True, allow_tma: bool) -> None:
     assert tile.dtype == array.dtype, "cuTile converts no type on a store"
-    inside = array[_window(array, index, tile.shape)]
+    inside = array[_window(array, index, tile.shape, check_bounds)]
     inside[...] = tile[tuple(slice(0, size) for size in inside.shape)]

@@ -31,6 +31,7 @@ CASES = [
     Case((11, 2500), (1,), "float32"),
     Case((2, 3, 4, 1030), (2, 3), "bfloat16", bias=True, statistics=False),
     Case((5, 9000), (1,), "bfloat16"),
+    Case((3, 12000), (1,), "bfloat16"),
     Case((2, 3, 6, 4), (2, 3), "float32", scale=False, bias=True),
     Case((2, 9, 4), (1, 2), "bfloat16", scale=False),
     Case((2, 3, 3001), (2,), "float16", epsilon=2.0),
@@ -158,7 +159,7 @@ def test_a_target_out_of_reach_is_declined(target, reason) -> None:
     ("versions", "reason"),
     [
         ({"cuda-tile": "1.6.9"}, "cuda-tile 1.6.9, at least 1.7 is needed"),
-        ({"nvidia-cuda-tileiras": "13.2.1"}, "nvidia-cuda-tileiras 13.2.1, at least 13.3 is needed"),
+        ({"nvidia-cuda-tileiras": "13.3.1"}, "nvidia-cuda-tileiras 13.3.1, at least 13.4 is needed"),
         ({"nvidia-nvvm": None}, "nvidia-nvvm is not installed; the extra cutile brings it"),
         (
             {"nvidia-nvvm": "13.9.0"},
