@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from benchmarks import harness
+from benchmarks import harness, report
 from cudnn_jax.engines import libraries
 
 ROWS, COLS = 64, 1024
@@ -241,6 +241,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("what", choices=("export", "run"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path, help="folder for the JSON of `run` (default benchmarks/results/<device>)")
     args = parser.parse_args(argv)
     if args.what == "export":
         write(args.folder)
@@ -248,7 +249,7 @@ def main(argv: list[str]) -> int:
     rows = run(args.folder, args.rounds)
     for row in rows:
         print(json.dumps(row))
-    (args.folder / "peers_call.json").write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"written to {report.write_json('peers_call', {'rows': rows, 'rounds': args.rounds}, args.out)}")
     return 0
 
 
