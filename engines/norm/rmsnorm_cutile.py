@@ -20,6 +20,7 @@ _SERVED = Capabilities(
     sm_lo=80,
     sm_hi=129,
     dtypes=frozenset({data_type.FLOAT, data_type.HALF, data_type.BFLOAT16}),
+    compute=frozenset({data_type.FLOAT}),
 )
 _Given = tuple[Array, Argument]
 """An array and its memory."""
@@ -71,6 +72,8 @@ def _declines(facts: NormFacts, target: Target) -> Iterator[str]:
     for name, dtype in facts.dtypes.items():
         if reason := _SERVED.element_type(dtype):
             yield f"{name} {reason}"
+    if reason := _SERVED.compute_type(facts.compute):
+        yield reason
     whole = "Y" if facts.direction == "fwd" else "DX"
     if whole not in facts.results:
         yield f"{whole} is not an output, serves graphs that give it"

@@ -110,6 +110,13 @@ def without_dx() -> pygraph:
     return graph
 
 
+def in_float64() -> pygraph:
+    graph = pygraph(io_data_type="bfloat16", compute_data_type="float64")
+    made = graph.rmsnorm(graph.tensor((4, 8)), graph.tensor((1, 8)), epsilon=0.0, norm_forward_phase="INFERENCE")
+    made[0].set_output(True)
+    return graph
+
+
 SIMPLE = Case((4, 8), (1,), "bfloat16")
 
 
@@ -126,6 +133,7 @@ SIMPLE = Case((4, 8), (1,), "bfloat16")
         (lambda: Case((4, 16385), (1,), "bfloat16").backward(), "cols 16385, serves at most 16384"),
         (lambda: Case((4, 12289), (1,), "bfloat16", bias=True).backward(), "cols 12289, serves at most 12288"),
         (lambda: Case((4, 12289), (1,), "float32").backward(), "cols 12289, serves at most 12288"),
+        (in_float64, "compute type float64, serves float32"),
         (without_dx, "DX is not an output, serves graphs that give it"),
     ],
 )
