@@ -139,7 +139,7 @@ def destroy_handle(handle: Handle) -> None:
 
 def set_stream(handle: Handle, stream: object) -> None:
     """
-    Moves the handle to a stream: a CUstream's address, or an object with __cuda_stream__, cuda_stream (torch) or ptr (cupy). The stream that it is on already costs nothing.
+    Moves the handle to a stream: a CUstream's address, or an object with __cuda_stream__, cuda_stream (torch) or ptr (cupy). The stream that it is on already costs nothing. One of another device is a ValueError, now or when it is first used.
     """
 
 def get_stream(handle: Handle) -> int:
@@ -183,10 +183,12 @@ class DeviceInfo:
     def __repr__(self) -> str: ...
 
 def device_info(ordinal: int = 0) -> DeviceInfo:
-    """The facts of a CUDA device. ValueError for one that is not there."""
+    """
+    The facts of a CUDA device. ValueError for one that is not there, RuntimeError where the driver does not work.
+    """
 
 def device_count() -> int:
-    """CUDA devices here; 0 without a driver."""
+    """CUDA devices here; 0 without a driver that works."""
 
 class DeviceView:
     """

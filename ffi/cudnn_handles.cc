@@ -24,16 +24,21 @@ CudnnHandlePool::Entry* CudnnHandlePool::make() {
 
 void CudnnHandlePool::give_back(Entry* entry) {
   std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(entry);  // there was room for it when it was taken
+  free_.push_back(entry);  // allocates nothing: room was made before the entry was
 }
 
-void CudnnHandlePool::give(cudnnHandle_t handle, void* stream) {
-  give_back(new Entry{handle, stream, CudnnDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)});
+void CudnnHandlePool::expect_another() { free_.reserve(++entries_); }
+
+void CudnnHandlePool::give(cudnnHandle_t handle, void* stream, CudnnDescriptor&& variant_pack) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expect_another();
+  free_.push_back(new Entry{handle, stream, std::move(variant_pack)});
 }
 
 void CudnnHandlePool::prepare() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (prepared_) return;
+  expect_another();
   free_.push_back(make());
   prepared_ = true;
 }
@@ -48,6 +53,8 @@ CudnnHandlePool::Lease::Lease(CudnnHandlePool& pool, void* stream) : pool_(pool)
     if (chosen != free.end()) {
       entry_ = *chosen;
       free.erase(chosen);
+    } else {
+      pool_.expect_another();
     }
   }
   // As many handles as there were calls at one time; the last ones are made outside the lock.

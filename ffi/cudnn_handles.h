@@ -3,6 +3,7 @@
 // call's buffers, because making one allocates, and filling it again does not (cuDNN 9.19).
 #pragma once
 
+#include <cstddef>
 #include <mutex>
 #include <vector>
 
@@ -22,8 +23,9 @@ class CudnnHandlePool {
   // Makes sure that a call can find a handle without making one. Called with the device's context bound.
   void prepare();
 
-  // Takes over a handle that works on `stream`.
-  void give(cudnnHandle_t handle, void* stream);
+  // Takes over a handle that works on `stream`, and its descriptor. When it throws, for want of memory, both
+  // are as they were.
+  void give(cudnnHandle_t handle, void* stream, CudnnDescriptor&& variant_pack);
 
   // A handle on `stream` until the lease ends. A handle that is free on that stream is preferred.
   class Lease {
@@ -43,10 +45,12 @@ class CudnnHandlePool {
 
  private:
   static Entry* make();
+  void expect_another();  // under the lock
   void give_back(Entry* entry);
 
   std::mutex mutex_;
   std::vector<Entry*> free_;  // the longest unused first
+  size_t entries_ = 0;        // how many `free_` has room for
   bool prepared_ = false;
 };
 

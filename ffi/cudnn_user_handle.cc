@@ -3,7 +3,9 @@
 #include <dlfcn.h>
 
 #include <cstdint>
+#include <exception>
 #include <string>
+#include <utility>
 
 #include "ffi/capture.h"
 #include "ffi/cudnn_handles.h"
@@ -48,8 +50,12 @@ UserHandle::UserHandle(void* backend, int device, std::optional<void*> stream)
 }
 
 UserHandle::~UserHandle() {
-  if (backend_ != nullptr && made_here_) {
-    cudnn_handles(device_, CudnnHandleUse::kRun).give(typed(backend_), backend_stream_);
+  if (backend_ == nullptr || !made_here_) return;
+  try {
+    cudnn_handles(device_, CudnnHandleUse::kRun)
+        .give(typed(backend_), backend_stream_, std::move(*variant_pack_));
+  } catch (const std::exception&) {
+    // No memory for it: the backend handle stays unused.
   }
 }
 
@@ -58,13 +64,25 @@ const UserHandle& UserHandle::alive() const {
   return *this;
 }
 
+void* UserHandle::checked_stream() {
+  void* stream = this->stream();
+  if (stream != checked_.load(std::memory_order_relaxed)) require_own(stream);
+  return stream;
+}
+
+void UserHandle::require_own(void* stream) {
+  driver().require_device(stream, device_);
+  checked_.store(stream, std::memory_order_relaxed);
+}
+
 void UserHandle::make() {
   if (backend_ != nullptr) return;
-  void* stream = stream_.load(std::memory_order_relaxed);
-  ContextScope scope(stream, device_);
+  ContextScope scope(checked_stream(), device_);
+  auto variant_pack = std::make_unique<CudnnDescriptor>(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   RelaxedCapture relaxed;
   cudnnHandle_t made = nullptr;
   cudnn().check(cudnn().create(&made), "cudnnCreate");
+  variant_pack_ = std::move(variant_pack);
   backend_ = made;
   backend_stream_ = nullptr;
 }
@@ -79,7 +97,7 @@ void* UserHandle::backend() {
   std::lock_guard<std::mutex> lock(mutex_);
   alive();
   make();
-  point_backend_at(stream_.load(std::memory_order_relaxed));
+  point_backend_at(checked_stream());
   return backend_;
 }
 
@@ -87,7 +105,10 @@ void UserHandle::set_stream(void* stream) {
   if (this->stream() == stream) return;
   std::lock_guard<std::mutex> lock(mutex_);
   alive();
-  if (backend_ != nullptr) point_backend_at(stream);
+  if (backend_ != nullptr) {
+    require_own(stream);
+    point_backend_at(stream);
+  }
   stream_.store(stream, std::memory_order_relaxed);
 }
 

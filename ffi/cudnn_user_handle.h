@@ -26,8 +26,11 @@ class UserHandle {
   // Each throws Error after destroy().
   int device() const { return alive().device_; }
   void* stream() const { return alive().stream_.load(std::memory_order_relaxed); }
+  // The stream for work. Error for one of another device, which is asked of the driver once per stream.
+  void* checked_stream();
   void* backend();
-  // The same stream again makes no backend call.
+  // The same stream again makes no backend call. One of another device is an Error, at once where cuDNN's
+  // handle is made, else in checked_stream().
   void set_stream(void* stream);
 
   // Destroys the backend handle, if there is one. A second call does nothing; one that failed may be
@@ -50,17 +53,20 @@ class UserHandle {
 
  private:
   const UserHandle& alive() const;
+  void require_own(void* stream);
   void make();                          // under the lock
   void point_backend_at(void* stream);  // under the lock
 
   const int device_;
   std::atomic<void*> stream_;
+  std::atomic<void*> checked_{
+      nullptr};  // the last stream known to be of the device; the default one always is
   std::atomic<bool> destroyed_{false};
   std::mutex mutex_;  // guards what follows
   void* backend_ = nullptr;
   void* backend_stream_ = nullptr;
   bool made_here_ = true;
-  std::unique_ptr<CudnnDescriptor> variant_pack_;  // made at the first use
+  std::unique_ptr<CudnnDescriptor> variant_pack_;  // made with the backend handle, or at the first use
 };
 
 }  // namespace cudnn_jax

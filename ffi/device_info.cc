@@ -101,9 +101,8 @@ std::unique_ptr<DeviceInfo> ask_facts(int ordinal) {
   return info;
 }
 
-}  // namespace
-
-int device_count() {
+// Throws Error when there is a driver that does not work; the next call tries again.
+int present_devices() {
   try {
     static const int count = count_devices();
     return count;
@@ -112,11 +111,21 @@ int device_count() {
   }
 }
 
+}  // namespace
+
+int device_count() {
+  try {
+    return present_devices();
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
 const DeviceInfo& device_info(int ordinal) {
   // Never destroyed: Python may hold a record while the process ends.
   static auto& infos = *new PerDevice<DeviceInfo>;
   if (const DeviceInfo* found = infos.find(ordinal)) return *found;
-  const int count = device_count();
+  const int count = present_devices();
   if (ordinal < 0 || ordinal >= count) {
     throw Error(ErrorKind::kInvalidArgument, "device: got " + std::to_string(ordinal) +
                                                  ", the rule is an ordinal of one of the " +

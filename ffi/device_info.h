@@ -18,9 +18,9 @@ struct DeviceInfo {
   std::string pci_bus_id;
 };
 
-// 0 where there is no driver or no device. Throws Error when there is a driver that does not work.
+// 0 where there is no driver, none that works, or no device.
 int device_count();
-// Throws Error for an ordinal that is not there.
+// Throws Error for an ordinal that is not there, or telling why the driver does not work.
 const DeviceInfo& device_info(int ordinal);
 
 }  // namespace cudnn_jax

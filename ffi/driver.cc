@@ -21,6 +21,7 @@ struct Driver::Api {
   int (*primary_context_retain)(void** context, int device);
   int (*context_get_current)(void** context);
   int (*context_set_current)(void* context);
+  int (*context_get_device)(int* device);
   int (*stream_get_context)(void* stream, void** context);
   int (*memset_d8_async)(uint64_t dest, unsigned char byte, size_t count, void* stream);
   int (*memset_d32_async)(uint64_t dest, unsigned int word, size_t count, void* stream);
@@ -61,6 +62,7 @@ Api load_api(const DynamicLibrary& cuda) {
   bind(api.primary_context_retain, "cuDevicePrimaryCtxRetain");
   bind(api.context_get_current, "cuCtxGetCurrent");
   bind(api.context_set_current, "cuCtxSetCurrent");
+  bind(api.context_get_device, "cuCtxGetDevice");
   bind(api.stream_get_context, "cuStreamGetCtx");
   bind(api.memset_d8_async, "cuMemsetD8Async");
   bind(api.memset_d32_async, "cuMemsetD32Async");
@@ -111,13 +113,25 @@ void Driver::check(int status, const char* call) const {
   throw CallError(message);
 }
 
+template <typename Launch>
+void Driver::launched(Launch&& launch, const char* call) const {
+  int status = kCudaSuccess;
+  {
+    const LibraryCall measured;
+    status = launch();
+  }
+  check(status, call);
+}
+
 void Driver::fill(void* dest, uint8_t byte, size_t bytes, void* stream) const {
-  check(api_.memset_d8_async(reinterpret_cast<uint64_t>(dest), byte, bytes, stream), "cuMemsetD8Async");
+  launched([&] { return api_.memset_d8_async(reinterpret_cast<uint64_t>(dest), byte, bytes, stream); },
+           "cuMemsetD8Async");
 }
 
 void Driver::fill_words(void* dest, uint32_t word, size_t bytes, void* stream) const {
-  check(api_.memset_d32_async(reinterpret_cast<uint64_t>(dest), word, bytes / sizeof word, stream),
-        "cuMemsetD32Async");
+  const size_t words = bytes / sizeof word;
+  launched([&] { return api_.memset_d32_async(reinterpret_cast<uint64_t>(dest), word, words, stream); },
+           "cuMemsetD32Async");
 }
 
 void* Driver::load_library(const void* data) const {
@@ -154,12 +168,7 @@ std::optional<std::vector<size_t>> Driver::parameters_of(void* kernel) const {
 void Driver::launch(void* kernel, const std::array<unsigned, 3>& grid, void** params, void* stream) const {
   const CudaLaunchConfig config{{grid[0], grid[1], grid[2]}, {1, 1, 1}, 0, stream, nullptr, 0};
   // A CUkernel stands for its function in whatever context the stream names; a CUfunction is of one context.
-  int status = kCudaSuccess;
-  {
-    const LibraryCall measured;
-    status = api_.launch_kernel_ex(&config, kernel, params, nullptr);
-  }
-  check(status, "cuLaunchKernelEx");
+  launched([&] { return api_.launch_kernel_ex(&config, kernel, params, nullptr); }, "cuLaunchKernelEx");
 }
 
 int Driver::device_handle(int device) const {
@@ -193,6 +202,17 @@ void* Driver::context_of(void* stream, int device) {
   });
 }
 
+void Driver::require_device(void* stream, int device) {
+  if (names_no_context(stream)) return;
+  const ContextScope scope(stream, device);
+  int found = 0;
+  check(api_.context_get_device(&found), "cuCtxGetDevice");
+  if (found == device_handle(device)) return;
+  throw Error(ErrorKind::kInvalidArgument, "stream: " + std::to_string(reinterpret_cast<uintptr_t>(stream)) +
+                                               " is one of device " + std::to_string(found) +
+                                               ", the handle is for device " + std::to_string(device));
+}
+
 void* Driver::current_context() const {
   void* context = nullptr;
   check(api_.context_get_current(&context), "cuCtxGetCurrent");
@@ -206,7 +226,8 @@ void Driver::set_current_context(void* context) const {
 void Driver::exchange_capture_mode(int* mode) const { api_.exchange_capture_mode(mode); }
 
 void Driver::copy_to_device(void* dest, const void* source, size_t bytes, void* stream) const {
-  check(api_.memcpy_htod_async(reinterpret_cast<uint64_t>(dest), source, bytes, stream), "cuMemcpyHtoDAsync");
+  launched([&] { return api_.memcpy_htod_async(reinterpret_cast<uint64_t>(dest), source, bytes, stream); },
+           "cuMemcpyHtoDAsync");
 }
 
 ContextScope::ContextScope(void* stream, int device)

@@ -32,6 +32,8 @@ class Driver {
   int64_t arch(int device);
   // The context that work on `stream` of `device` belongs to.
   void* context_of(void* stream, int device);
+  // Throws Error for a stream of another device than `device`; the default streams are of any.
+  void require_device(void* stream, int device);
   void* current_context() const;
   void set_current_context(void* context) const;
   // Puts a capture mode in force for this thread and gives back the one before; no more can be done about a
@@ -49,6 +51,8 @@ class Driver {
   explicit Driver(const Api& api) : api_(api) {}
 
   int device_handle(int device) const;
+  template <typename Launch>
+  void launched(Launch&& launch, const char* call) const;
 
   const Api& api_;
   PerDevice<int64_t> archs_;

@@ -20,7 +20,10 @@ std::string show_python(nb::handle value) {
 }  // namespace
 
 UserHandle& handle_of(nb::handle value) {
-  if (nb::isinstance<UserHandle>(value)) return *nb::inst_ptr<UserHandle>(value);
+  if (nb::isinstance<UserHandle>(value)) {
+    if (nb::inst_ready(value)) return *nb::inst_ptr<UserHandle>(value);
+    throw nb::type_error("handle: got a cudnn_jax.Handle whose __init__ never ran");
+  }
   const std::string what = "handle: got " + show_python(value) +
                            ", the rule is a cudnn_jax.Handle, as cudnn_jax.create_handle() makes it";
   throw nb::type_error(what.c_str());
@@ -53,6 +56,13 @@ void* stream_of(nb::handle stream) {
     throw nb::type_error(what.c_str());
   }
   return reinterpret_cast<void*>(value);
+}
+
+int integer_of(nb::handle value, const char* name) {
+  int number = 0;
+  if (PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()) && nb::try_cast(value, number)) return number;
+  const std::string what = std::string(name) + ": got " + show_python(value) + ", the rule is an integer";
+  throw nb::type_error(what.c_str());
 }
 
 int ordinal_of(int device) {

@@ -17,6 +17,8 @@ using Dims = std::vector<int64_t>;
 UserHandle& handle_of(nanobind::handle value);
 // A stream's address: the number itself, or what the CUDA stream protocol, torch or cupy keep it in.
 void* stream_of(nanobind::handle stream);
+// TypeError naming `name` for what is no integer, True and False among it.
+int integer_of(nanobind::handle value, const char* name);
 int ordinal_of(int device);
 
 nanobind::tuple tuple_of(const Dims& dims);

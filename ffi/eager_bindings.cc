@@ -44,13 +44,16 @@ void bind_handles(nb::module_& m) {
       "to themselves, and no integers: code that needs cuDNN's own asks for backend_handle.")
       .def(
           "__init__",
-          [](UserHandle* self, uintptr_t backend, int device, const nb::object& stream) {
+          [](UserHandle* self, uintptr_t backend, const nb::object& device, const nb::object& stream) {
+            const int ordinal = ordinal_of(integer_of(device, "device"));
             const std::optional<void*> on =
                 stream.is_none() ? std::nullopt : std::optional<void*>(stream_of(stream));
             nb::gil_scoped_release release;
-            new (self) UserHandle(reinterpret_cast<void*>(backend), ordinal_of(device), on);
+            new (self) UserHandle(reinterpret_cast<void*>(backend), ordinal, on);
           },
           "backend_handle"_a, "device"_a, "stream"_a = nb::none(),
+          nb::sig(
+              "def __init__(self, backend_handle: int, device: int, stream: object | None = None) -> None"),
           "Wraps a cuDNN handle made elsewhere; it stays its maker's unless destroy_handle is called. stream "
           "is the "
           "one it works on, asked of cuDNN if absent; another one is a ValueError.")
@@ -63,8 +66,8 @@ void bind_handles(nb::module_& m) {
       .def("__repr__", &represent);
   m.def(
       "create_handle",
-      [](int device, const nb::object& stream) {
-        return new UserHandle(ordinal_of(device), stream_of(stream));
+      [](const nb::object& device, const nb::object& stream) {
+        return new UserHandle(ordinal_of(integer_of(device, "device")), stream_of(stream));
       },
       "device"_a = 0, "stream"_a.none() = 0,
       nb::sig("def create_handle(device: int = 0, stream: object = 0) -> Handle"),
@@ -73,11 +76,13 @@ void bind_handles(nb::module_& m) {
         nb::sig("def destroy_handle(handle: Handle) -> None"),
         "Destroys cuDNN's handle, if there is one. A second call does nothing, any other use is a "
         "RuntimeError.");
-  m.def("set_stream", &set_stream, "handle"_a.none(), "stream"_a.none(),
-        nb::sig("def set_stream(handle: Handle, stream: object) -> None"),
-        "Moves the handle to a stream: a CUstream's address, or an object with __cuda_stream__, cuda_stream "
-        "(torch) "
-        "or ptr (cupy). The stream that it is on already costs nothing.");
+  m.def(
+      "set_stream", &set_stream, "handle"_a.none(), "stream"_a.none(),
+      nb::sig("def set_stream(handle: Handle, stream: object) -> None"),
+      "Moves the handle to a stream: a CUstream's address, or an object with __cuda_stream__, cuda_stream "
+      "(torch) "
+      "or ptr (cupy). The stream that it is on already costs nothing. One of another device is a ValueError, "
+      "now or when it is first used.");
   m.def(
       "get_stream", [](nb::handle handle) { return number(handle_of(handle).stream()); }, "handle"_a.none(),
       nb::sig("def get_stream(handle: Handle) -> int"), "The address of the handle's stream.");
@@ -103,9 +108,17 @@ void bind_devices(nb::module_& m) {
                "', sm=" + std::to_string(info.sm) + ", sm_count=" + std::to_string(info.sm_count) + ")";
       });
   using Release = nb::call_guard<nb::gil_scoped_release>;
-  m.def("device_info", &device_info, "ordinal"_a = 0, Release(), nb::rv_policy::reference,
-        "The facts of a CUDA device. ValueError for one that is not there.");
-  m.def("device_count", &device_count, Release(), "CUDA devices here; 0 without a driver.");
+  m.def(
+      "device_info",
+      [](const nb::object& ordinal) -> const DeviceInfo& {
+        const int device = integer_of(ordinal, "device");
+        nb::gil_scoped_release release;
+        return device_info(device);
+      },
+      "ordinal"_a = 0, nb::rv_policy::reference, nb::sig("def device_info(ordinal: int = 0) -> DeviceInfo"),
+      "The facts of a CUDA device. ValueError for one that is not there, RuntimeError where the driver does "
+      "not work.");
+  m.def("device_count", &device_count, Release(), "CUDA devices here; 0 without a driver that works.");
 }
 
 }  // namespace

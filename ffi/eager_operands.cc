@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ffi/dtypes.h"
+#include "ffi/eager_layout.h"
 #include "ffi/error.h"
 
 namespace nb = nanobind;
@@ -50,10 +51,21 @@ int64_t extent_of(const GraphOperand& operand) {
   return ((last + 1) * dlpack_dtype_of(operand.xla_dtype).bits + 7) / 8;
 }
 
-bool overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+bool ranges_meet(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto first = reinterpret_cast<uintptr_t>(a);
   const auto second = reinterpret_cast<uintptr_t>(b);
   return first < second + static_cast<uintptr_t>(b_bytes) && second < first + static_cast<uintptr_t>(a_bytes);
+}
+
+// Whether two buffers share memory. Where their ranges meet, such as those of the halves of one array, it is
+// found out exactly for elements of one size that lie on one grid.
+bool overlap(const GraphOperand& a, const void* a_data, const GraphOperand& b, const void* b_data) {
+  if (!ranges_meet(a_data, a.extent, b_data, b.extent)) return false;
+  const int64_t bits = dlpack_dtype_of(a.xla_dtype).bits;
+  if (dlpack_dtype_of(b.xla_dtype).bits != bits) return true;
+  // Multiples of 16 bytes apart, and so of an element.
+  const int64_t apart = static_cast<const char*>(b_data) - static_cast<const char*>(a_data);
+  return layout::meet(a.shape, a.strides, b.shape, b.strides, 8 * apart / bits);
 }
 
 }  // namespace
@@ -100,6 +112,12 @@ void GraphOperands::add(const void* tensor, GraphOperand operand) {
            " inputs and outputs, the rule is at most that");
   }
   operand.extent = extent_of(operand);
+  if (operand.output && operand.extent > 0 && layout::folds(operand.shape, operand.strides)) {
+    const auto rank = static_cast<int64_t>(operand.shape.size());
+    refuse(operand.label + ": an output with dim " + describe_dims(operand.shape.data(), rank) +
+           " and stride " + describe_dims(operand.strides.data(), rank) +
+           ", the rule is that no two elements lie on one address");
+  }
   expected_ |= uint64_t{1} << operands_.size();
   operands_.push_back(std::move(operand));
   tensors_.push_back(tensor);
@@ -157,7 +175,7 @@ void GraphOperands::check_overlaps(void* const* pointers) const {
     if (!operands_[i].output) continue;
     for (size_t j = 0; j < operands_.size(); ++j) {
       const bool once = !operands_[j].output || j < i;
-      if (i != j && once && overlap(pointers[i], operands_[i].extent, pointers[j], operands_[j].extent)) {
+      if (i != j && once && overlap(operands_[i], pointers[i], operands_[j], pointers[j])) {
         refuse(operands_[i].label + ": an output, and its buffer overlaps that of " + operands_[j].label);
       }
     }
@@ -167,7 +185,7 @@ void GraphOperands::check_overlaps(void* const* pointers) const {
 void GraphOperands::check_apart(const void* data, int64_t bytes, const char* label,
                                 void* const* pointers) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
-    if (overlap(data, bytes, pointers[i], operands_[i].extent)) {
+    if (ranges_meet(data, bytes, pointers[i], operands_[i].extent)) {
       refuse(std::string(label) + ": it overlaps the buffer of " + operands_[i].label);
     }
   }

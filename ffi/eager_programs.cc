@@ -160,7 +160,7 @@ class Executable {
       const int device = user->device();  // also tells a destroyed handle on the CPU
       if (place.platform == Platform::kCuda) {
         place.device = device;
-        place.stream = user->stream();
+        place.stream = user->checked_stream();
       }
     }
 
@@ -199,7 +199,11 @@ class Executable {
     reader.read(workspace.ptr(), label, view);
     if (!view.address) {
       int64_t bits = dlpack_dtype_of(view.xla_dtype).bits;
-      for (int64_t i = 0; i < view.rank; ++i) bits *= view.shape[i];
+      for (int64_t i = 0; i < view.rank; ++i) {
+        if (view.shape[i] < 0 || __builtin_mul_overflow(bits, view.shape[i], &bits)) {
+          refuse("the buffer has dim " + describe_dims(view.shape, view.rank));
+        }
+      }
       if (bits / 8 < wanted) refuse("got " + std::to_string(bits / 8) + " bytes");
       if (!place.takes(view.device)) {
         throw Error(ErrorKind::kInvalidArgument, "workspace: the graph runs on " + place.describe() +

@@ -2,8 +2,9 @@
 
 #include <nanobind/stl/string.h>
 
-#include <cstring>
+#include <charconv>
 #include <string>
+#include <system_error>
 
 #include "ffi/driver.h"
 #include "ffi/dtypes.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr char kUnversioned[] = "dltensor";
 constexpr char kVersioned[] = "dltensor_versioned";
+constexpr int64_t kMaxItemsize = 16;
 
 std::string type_name(PyObject* object) {
   return nb::cast<std::string>(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__qualname__"));
@@ -68,6 +70,14 @@ const dlpack::Exchange* exchange_of(PyTypeObject* type) {
 
 bool has(PyTypeObject* type, const char* name) {
   return PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), name) == 1;
+}
+
+// The bytes of an element, behind the byte order and the kind; 0 if it is no such number.
+int64_t itemsize_of(const std::string& typestr) {
+  int64_t bytes = 0;
+  const char* end = typestr.data() + typestr.size();
+  const auto read = std::from_chars(typestr.data() + 2, end, bytes);
+  return read.ec == std::errc() && read.ptr == end && bytes <= kMaxItemsize ? bytes : 0;
 }
 
 bool is_jax_array(PyTypeObject* type) {
@@ -162,9 +172,14 @@ void BufferReader::read(PyObject* object, const std::string& label, BufferView& 
   view.address = false;
   view.read_only = false;
   switch (entry.protocol) {
-    case TypeEntry::Protocol::kView: nb::inst_ptr<DeviceView>(object)->read(view); return;
+    case TypeEntry::Protocol::kView:
+      if (!nb::inst_ready(object)) {
+        throw nb::type_error((label + ": got a DeviceView whose __init__ never ran").c_str());
+      }
+      nb::inst_ptr<DeviceView>(object)->read(view);
+      return;
     case TypeEntry::Protocol::kAddress:
-      view.data = PyLong_AsVoidPtr(object);
+      view.data = reinterpret_cast<void*>(PyLong_AsSize_t(object));  // refuses what is negative
       view.address = true;
       if (PyErr_Occurred() != nullptr) refuse(label, "the address does not fit: " + take_python_error());
       return;
@@ -296,13 +311,14 @@ bool BufferReader::by_interface(PyObject* object, const std::string& label, Buff
   try {
     const auto typestr = nb::cast<std::string>(get("typestr"));
     if (typestr.size() < 3 || typestr[0] == '>') refuse(label, "its element type is " + typestr);
-    const int64_t itemsize = std::stoll(typestr.substr(2));
+    const int64_t itemsize = itemsize_of(typestr);
+    if (itemsize <= 0) refuse(label, "its element type is " + typestr + ", the rule is 1 to 16 bytes");
     view.xla_dtype = xla_dtype_of(typestr[1], itemsize);
     if (view.xla_dtype < 0 && PyObject_HasAttrString(object, "dtype") == 1) {
       // Types that numpy does not know are opaque bytes there, with a name in ml_dtypes.
       const nb::handle self = object;
       view.xla_dtype = xla_dtype_of(nb::cast<std::string>(nb::str(self.attr("dtype").attr("name"))));
-      if (8 * itemsize > dlpack_dtype_of(view.xla_dtype).bits) view.xla_dtype = -1;
+      if (8 * itemsize != dlpack_dtype_of(view.xla_dtype).bits) view.xla_dtype = -1;
     }
     if (view.xla_dtype < 0) refuse(label, "its element type is " + typestr + ", which no program has");
 
@@ -310,6 +326,7 @@ bool BufferReader::by_interface(PyObject* object, const std::string& label, Buff
     if (!nb::isinstance<nb::tuple>(data)) refuse(label, std::string(name) + " holds no address");
     view.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(data[0]));
     view.read_only = nb::cast<bool>(data[1]);
+    if (!get("mask").is_none()) refuse(label, "it has a mask, the rule is an array without one");
     const nb::object shape = get("shape");
     const nb::object strides = get("strides");
     view.rank = static_cast<int64_t>(nb::len(shape));
@@ -317,10 +334,17 @@ bool BufferReader::by_interface(PyObject* object, const std::string& label, Buff
       refuse(label, "it has " + std::to_string(view.rank) + " dimensions, the rule is at most " +
                         std::to_string(kMaxViewRank));
     }
+    if (!strides.is_none() && static_cast<int64_t>(nb::len(strides)) != view.rank) {
+      refuse(label, std::string(name) + " has " + std::to_string(nb::len(strides)) +
+                        " strides, the rule is " + std::to_string(view.rank) + ", as many as dimensions");
+    }
     view.shape = view.storage.data();
     view.strides = strides.is_none() ? nullptr : view.storage.data() + kMaxViewRank;
     for (int64_t i = 0; i < view.rank; ++i) {
       view.storage[i] = nb::cast<int64_t>(shape[i]);
+      if (view.storage[i] < 0) {
+        refuse(label, "its shape has " + std::to_string(view.storage[i]) + ", the rule is 0 or more");
+      }
       if (strides.is_none()) continue;
       const auto bytes = nb::cast<int64_t>(strides[i]);
       if (bytes % itemsize != 0) refuse(label, "its strides are no multiples of its elements");
@@ -338,8 +362,6 @@ bool BufferReader::by_interface(PyObject* object, const std::string& label, Buff
   } catch (nb::python_error& error) {
     error.restore();
     refuse(label, std::string(name) + " breaks its protocol: " + take_python_error());
-  } catch (const std::invalid_argument&) {
-    refuse(label, std::string(name) + " breaks its protocol: typestr");
   }
   return true;
 }

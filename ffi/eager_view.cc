@@ -114,7 +114,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear(PyObject* self) {
-  nb::inst_ptr<DeviceView>(self)->owner().reset();
+  if (nb::inst_ready(self)) nb::inst_ptr<DeviceView>(self)->owner().reset();
   return 0;
 }
 
@@ -188,12 +188,17 @@ void bind_device_view(nb::module_& m) {
       .def(
           "__init__",
           [](DeviceView* self, uintptr_t address, Dims shape, const nb::object& dtype,
-             std::optional<Dims> strides, std::optional<int> device, nb::object owner, bool read_only) {
+             std::optional<Dims> strides, const nb::object& device, nb::object owner, bool read_only) {
+            const auto ordinal =
+                device.is_none() ? std::nullopt : std::optional<int>(integer_of(device, "device"));
             new (self) DeviceView(address, std::move(shape), xla_dtype_of_python(dtype), std::move(strides),
-                                  device, read_only, std::move(owner));
+                                  ordinal, read_only, std::move(owner));
           },
           "address"_a, "shape"_a, "dtype"_a, "strides"_a = nb::none(), "device"_a = nb::none(), nb::kw_only(),
-          "owner"_a = nb::none(), "read_only"_a = false)
+          "owner"_a = nb::none(), "read_only"_a = false,
+          nb::sig("def __init__(self, address: int, shape: Sequence[int], dtype: object, strides: "
+                  "Sequence[int] | None = None, device: int | None = None, *, owner: object | None = None, "
+                  "read_only: bool = False) -> None"))
       .def_prop_ro("address", &DeviceView::address)
       .def_prop_ro(
           "shape", [](const DeviceView& view) { return tuple_of(view.shape()); },

@@ -21,7 +21,10 @@ class BoundedBuilder final : public nlohmann::json_sax<Json> {
   bool number_unsigned(number_unsigned_t value) override { return put(Json(value)); }
   bool number_float(number_float_t value, const string_t&) override { return put(Json(value)); }
   bool string(string_t& value) override { return put(Json(std::move(value))); }
-  bool binary(binary_t& value) override { return put(Json::binary(std::move(value))); }
+  bool binary(binary_t& value) override {
+    if (value.has_subtype()) return fail("an extension type where the rule is binary");
+    return put(Json::binary(std::move(value)));
+  }
 
   bool start_object(std::size_t) override { return open(Json::object()); }
   bool start_array(std::size_t) override { return open(Json::array()); }

@@ -166,7 +166,8 @@ WRONG = {
         "tensor 'q' (uid 1): the buffer's address is 4 bytes past a multiple of 16, the rule is a multiple of 16",
     ),
     "address": ("q", lambda x: 0, "tensor 'q' (uid 1): the buffer's address is 0"),
-    "negative address": ("q", lambda x: 1 << 80, "tensor 'q' (uid 1): the address does not fit: OverflowError"),
+    "negative address": ("q", lambda x: -16, "tensor 'q' (uid 1): the address does not fit: OverflowError"),
+    "huge address": ("q", lambda x: 1 << 80, "tensor 'q' (uid 1): the address does not fit: OverflowError"),
     "device": (
         "q",
         lambda x: cudnn_jax.DeviceView(x.ctypes.data, SHAPE, "float32", device=1),
@@ -223,6 +224,52 @@ def test_what_is_no_buffer_is_a_type_error(case: Case, thing: Any) -> None:
         case.run({case.q: thing})
     with pytest.raises(TypeError, match="buffers: got 5, the rule is a dictionary from tensors or uids to buffers"):
         case.graph.execute(5)
+
+
+def test_a_view_that_was_never_made_is_refused(case: Case) -> None:
+    empty = cudnn_jax.DeviceView.__new__(cudnn_jax.DeviceView)
+    with pytest.raises(TypeError, match=r"tensor 'q' \(uid 1\): got a DeviceView whose __init__ never ran"):
+        case.run({case.q: empty})
+    with pytest.raises(TypeError, match="workspace: got a DeviceView whose __init__ never ran"):
+        case.run(workspace=empty)
+    del empty
+    gc.collect()
+
+
+INTERFACES: dict[str, tuple[dict[str, Any], str]] = {
+    "no bytes": ({"typestr": "|V0"}, "its element type is |V0, the rule is 1 to 16 bytes"),
+    "negative bytes": ({"typestr": "|V-2"}, "its element type is |V-2, the rule is 1 to 16 bytes"),
+    "huge bytes": ({"typestr": "<f" + "9" * 30}, "the rule is 1 to 16 bytes"),
+    "text after the bytes": ({"typestr": "<f4x"}, "its element type is <f4x, the rule is 1 to 16 bytes"),
+    "fewer bytes than the dtype": ({"typestr": "|V1"}, "its element type is |V1, which no program has"),
+    "a mask": ({"mask": np.ones(1, bool)}, "it has a mask, the rule is an array without one"),
+    "a negative size": ({"shape": (-2, 4)}, "its shape has -2, the rule is 0 or more"),
+    "too few strides": ({"strides": (4,)}, "__array_interface__ has 1 strides, the rule is 2, as many as dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", INTERFACES)
+def test_a_malformed_array_interface_is_refused(case: Case, name: str) -> None:
+    changes, message = INTERFACES[name]
+    data = case.arrays[case.q].ctypes.data
+
+    class Interface:
+        dtype = np.dtype(ml_dtypes.bfloat16)
+        __array_interface__: Any = {
+            "typestr": "<f4",
+            "data": (data, False),
+            "shape": (2, 4),
+            "strides": (16, 4),
+            "version": 3,
+        } | changes
+
+    assert message in refused(case, {case.q: Interface()})
+    assert message in refused(case, workspace=Interface())
+
+
+def test_a_workspace_of_impossible_size_is_refused(case: Case) -> None:
+    huge = cudnn_jax.DeviceView(16, (2**40, 2**40), "uint8")
+    assert refused(case, workspace=huge).startswith("workspace: the buffer has dim (1099511627776, 1099511627776), ")
 
 
 def test_a_tracer_is_refused(case: Case) -> None:

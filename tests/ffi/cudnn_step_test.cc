@@ -11,6 +11,7 @@
 #include "counted.h"
 #include "ffi/counters.h"
 #include "ffi/cudnn_backend.h"
+#include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_plan.h"
 #include "ffi/cudnn_plan_text.h"
 #include "ffi/cudnn_step.h"
@@ -124,6 +125,7 @@ struct Operands {
 };
 
 const char* (*take_journal)();
+void (*fail_descriptors)(int fail);
 
 void test_a_run() {
   auto step = make_step(to_bytes(sample_plan()));
@@ -356,6 +358,23 @@ void test_the_callers_handle() {
   expect_equal(message_of([&] { step->run(call); }), "handle: it was destroyed");
 }
 
+// Giving a handle back, from a lease or for good, fails for no reason: room for it was made before.
+void test_giving_back() {
+  constexpr int kFresh = 2;  // nobody else's pool
+  CudnnHandlePool& pool = cudnn_handles(kFresh, CudnnHandleUse::kRun);
+  std::optional<CudnnHandlePool::Lease> one, two, three;
+  for (auto* lease : {&one, &two, &three}) lease->emplace(pool, nullptr);
+  const Counted before = counted;
+  for (auto* lease : {&one, &two, &three}) lease->reset();
+  expect_equal(std::to_string(counted.allocations - before.allocations), "0");
+
+  auto handle = std::make_unique<UserHandle>(1, nullptr);
+  expect(handle->backend() != nullptr, "no handle");
+  fail_descriptors(1);
+  handle.reset();  // it brings the descriptor that it used
+  fail_descriptors(0);
+}
+
 void test_threads(UserHandle* handle) {
   auto step = make_step(to_bytes(sample_plan()));
   {
@@ -403,6 +422,7 @@ int main(int, char** arguments) {
   void* library = dlopen(arguments[1], RTLD_NOW);
   expect(library != nullptr, "no library");
   take_journal = reinterpret_cast<const char* (*)()>(dlsym(library, "take_journal"));
+  fail_descriptors = reinterpret_cast<void (*)(int)>(dlsym(library, "fail_descriptors"));
   std::mt19937_64 random(seed(std::random_device{}()));
 
   test_a_run();
@@ -415,6 +435,7 @@ int main(int, char** arguments) {
   test_the_callers_handle();
   reinterpret_cast<void (*)()>(dlsym(library, "be_quiet"))();
   test_costs();
+  test_giving_back();
   test_threads(nullptr);
   // One handle in several threads: cuDNN allows one call at a time.
   UserHandle handle(0, nullptr);

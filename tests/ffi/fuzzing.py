@@ -33,6 +33,8 @@ def corpus(folder: Path) -> Path:
         "kernels": made.payload(operands[:1], operands[:1], [made.cubin(), made.cute()], **cuda),
         "cudnn": made.payload(operands[:1], operands[:1], [made.cudnn(graph=graph, plan=plan())], **cuda),
     }
+    extension = made.cudnn(graph=graph, plan=msgpack.ExtType(1, plan()))
+    payloads["extension"] = made.payload(operands[:1], operands[:1], [extension], **cuda)
     for name, payload in payloads.items():
         (folder / name).write_bytes(msgpack.packb(payload))
     (folder / "artifact").write_bytes(made.seal(payloads["host"]))

@@ -205,15 +205,20 @@ void functions_that_do_not_fit(const std::string& runtime) {
 }
 
 void measured_calls() {
-  const auto program = share(axpy("IMAGE 90 axpy:ppplf"));
-  program->load(0);
-  const int64_t before = counters().library_ns;
-  Buffers(*program).run(nullptr, 0);
-  expect(counters().library_ns == before, "time was counted unasked");
-  measures_library_calls() = true;
-  Buffers(*program).run(nullptr, 0);
-  measures_library_calls() = false;
-  expect(counters().library_ns > before, "no time was counted");
+  Json filling = payload("cuda", Json::array(), Json::array({operand("float32", {4})}), 0);
+  filling["steps"].push_back(
+      {{"kind", "fill"}, {"dest", {"operand", 0}}, {"value", 0}, {"width", 4}, {"bytes", 16}});
+  for (const Json& made : {axpy("IMAGE 90 axpy:ppplf"), filling}) {
+    const auto program = share(made);
+    program->load(0);
+    const int64_t before = counters().library_ns;
+    Buffers(*program).run(nullptr, 0);
+    expect(counters().library_ns == before, "time was counted unasked");
+    measures_library_calls() = true;
+    Buffers(*program).run(nullptr, 0);
+    measures_library_calls() = false;
+    expect(counters().library_ns > before, "no time was counted");
+  }
 }
 
 }  // namespace

@@ -29,6 +29,10 @@ static size_t version_now = 91900;
 
 void pretend_version(size_t version) { version_now = version; }
 
+static int descriptors_fail; /* no descriptor can be made */
+
+void fail_descriptors(int fail) { descriptors_fail = fail; }
+
 static int failing; /* the next call about a handle fails */
 
 void fail_next(void) { failing = 1; }
@@ -67,6 +71,7 @@ cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t* stream) {
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t kind,
                                            cudnnBackendDescriptor_t* made) {
+  if (descriptors_fail) return CUDNN_STATUS_INTERNAL_ERROR;
   Descriptor* descriptor = calloc(1, sizeof *descriptor);
   descriptor->kind = kind;
   *made = descriptor;

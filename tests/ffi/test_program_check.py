@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -14,7 +15,7 @@ from ffi_programs import Payload, buffer, cubin, cudnn, cute, fill, host, payloa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudnn_jax import _ffi
+from cudnn_jax import _ffi, _program
 
 SPEC = json.loads(_ffi.PROGRAM_SPEC)
 CPU = payload(
@@ -103,6 +104,7 @@ def changed(content: Payload, path: tuple[Any, ...], value: Any) -> Payload:
 
 
 DELETE = object()
+EXTENSION = "not valid MessagePack, an extension type where the rule is binary"
 BAD_FIELDS: list[tuple[Payload, tuple[Any, ...], Any, str]] = [
     (CPU, ("requires",), DELETE, "payload.requires: missing"),
     (CPU, ("requires",), [1], "payload.requires: expected a map, got [1]"),
@@ -195,6 +197,9 @@ BAD_FIELDS: list[tuple[Payload, tuple[Any, ...], Any, str]] = [
     (KERNELS, ("steps", 0, "args"), [["operand", 0]] * 129, "payload.steps[0].args: has 129 entries"),
     (KERNELS, ("steps", 1, "function"), 1, "payload.steps[1].function: expected text, got 1"),
     (KERNELS, ("steps", 1, "object"), "text", "payload.steps[1].object: expected binary"),
+    (KERNELS, ("steps", 0, "image"), msgpack.ExtType(1, b"image"), f"payload: {EXTENSION}"),
+    (CUDA, ("steps", 0, "plan"), msgpack.ExtType(5, b"plan"), f"payload: {EXTENSION}"),
+    (CUDA, ("steps", 0, "knobs"), {"a": msgpack.Timestamp(0)}, f"payload: {EXTENSION}"),
     (CUDA, ("steps", 0, "device"), 1, "payload.steps[0].device: expected text, got 1"),
 ]
 
@@ -220,6 +225,7 @@ def test_a_bad_field_is_named(base: Payload, path: tuple[Any, ...], value: Any, 
         (seal(CPU, sha256=b"0" * 32), "artifact.sha256: does not match the payload"),
         (seal(CPU, sha256=b"0" * 31), "artifact.sha256: binary of 31 bytes"),
         (seal(CPU, payload="text"), "artifact.payload: expected binary"),
+        (seal(CPU, sha256=msgpack.ExtType(0, b"0" * 32)), f"artifact: {EXTENSION}"),
         (seal([1]), "payload: expected a map, got [1]"),  # type: ignore[arg-type]
         (seal(CPU) + b"\0", "artifact: not valid MessagePack"),
         (b"\x82\xa1a\x01\xa1a\x02", "artifact: not valid MessagePack, the key"),
@@ -231,6 +237,14 @@ def test_a_bad_field_is_named(base: Payload, path: tuple[Any, ...], value: Any, 
 )
 def test_a_foreign_artifact_is_refused(artifact: bytes, message: str) -> None:
     assert problem(artifact).startswith(message)
+
+
+def test_an_extension_type_is_one_line_when_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "program"
+    file.write_bytes(seal(changed(KERNELS, ("steps", 0, "image"), msgpack.ExtType(1, b"image"))))
+    assert _program.main(file=str(file)) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err == f"{file}: payload: {EXTENSION}\n"
 
 
 def test_text_that_is_not_utf8_is_printable_in_the_message() -> None:
