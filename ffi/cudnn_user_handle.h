@@ -59,8 +59,8 @@ class UserHandle {
 
   const int device_;
   std::atomic<void*> stream_;
-  std::atomic<void*> checked_{
-      nullptr};  // the last stream known to be of the device; the default one always is
+  // The last stream known to be of the device. The default one always is.
+  std::atomic<void*> checked_{nullptr};
   std::atomic<bool> destroyed_{false};
   std::mutex mutex_;  // guards what follows
   void* backend_ = nullptr;

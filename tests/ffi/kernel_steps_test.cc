@@ -149,8 +149,8 @@ void objects_and_functions() {
       message_of([&] { run(&stream); }),
       "payload.steps[0]: cute scale: CuteDSLRT_Function_Run failed: CUDA_ERROR_LAUNCH_FAILED, unspecified "
       "launch failure");
-  status[0] = 9;
-  expect_equal(message_of([&] { run(status); }),
+  stream.status = 9;
+  expect_equal(message_of([&] { run(&stream); }),
                "payload.steps[0]: cute scale: CuteDSLRT_Function_Run failed: cudaErrorInvalidConfiguration");
   take_journal();
 
