@@ -1,7 +1,11 @@
 """What each pointwise mode computes: mode -> function of the node's parameters and its inputs, in the ports' order.
 
-Inputs come in the node's compute type and broadcast together; what they may be is `engines.DOMAIN`'s to say. Division
-and modulo are C's: towards zero, and with the sign of the first operand.
+Inputs come in the node's compute type and broadcast together; what they may be is `engines`' to say. Division and
+modulo are C's: towards zero, and with the sign of the first operand.
+
+At infinities and where an inner result overflows a mode is its limit: gelu of -inf is 0, and its slope at inf is 1.
+NaN gives NaN, through the slopes as well, but in comparisons, in logic, and in pow where IEEE 754 says 1. A backward
+mode is a product: an infinite loss times a slope of 0 is NaN.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Array = jax.Array
@@ -41,6 +46,16 @@ def _like(x: Array, value: float) -> Array:
     return jnp.asarray(value, x.dtype)
 
 
+def _times(factor: Array, vanishing: Array) -> Array:
+    """The product where `vanishing` is 0 faster than `factor` grows: 0 times inf is 0."""
+    return jnp.where(vanishing == 0, _like(vanishing, 0), factor * vanishing)
+
+
+def _where_nan(x: Array, value: Array) -> Array:
+    """`value`, NaN where x is."""
+    return jnp.where(jnp.isnan(x), x, value)
+
+
 def _normal_cdf(x: Array) -> Array:
     # erfc keeps its digits where 1 + erf cancels.
     return 0.5 * lax.erfc(-x * _like(x, math.sqrt(0.5)))
@@ -48,7 +63,7 @@ def _normal_cdf(x: Array) -> Array:
 
 def _gelu_slope(x: Array) -> Array:
     density = jnp.exp(-0.5 * x * x) * _like(x, 1 / math.sqrt(2 * math.pi))
-    return _normal_cdf(x) + x * density
+    return _normal_cdf(x) + _times(x, density)
 
 
 def _tanh_argument(x: Array) -> Array:
@@ -57,40 +72,59 @@ def _tanh_argument(x: Array) -> Array:
 
 def _gelu_tanh(x: Array) -> Array:
     # (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its digits for negative u.
-    return x * jax.nn.sigmoid(2 * _tanh_argument(x))
+    return _times(x, jax.nn.sigmoid(2 * _tanh_argument(x)))
 
 
 def _gelu_tanh_slope(x: Array) -> Array:
-    share = jax.nn.sigmoid(2 * _tanh_argument(x))
+    share, left = _shares(2 * _tanh_argument(x))
     inner = _like(x, _ROOT_2_OVER_PI) * (1 + _like(x, 3 * _CUBIC) * x * x)
-    return share + 2 * x * share * (1 - share) * inner
+    return share + _times(2 * x * inner, share * left)
 
 
-def _bounds(params: Params, x: Array) -> tuple[Array, Array, Array]:
+def _shares(u: Array) -> tuple[Array, Array]:
+    """sigmoid(u) and 1 - sigmoid(u), each with its digits."""
+    return jax.nn.sigmoid(u), jax.nn.sigmoid(-u)
+
+
+def _rounded(params: Params, name: str, default: float, x: Array) -> float:
+    """A parameter as the type of x holds it."""
+    return float(np.asarray(_given(params, name, default), x.dtype))
+
+
+def _bounds(params: Params, x: Array) -> tuple[float, float, float]:
     """(slope below, where the lower part ends, the upper bound) of a clipped relu."""
     names = (("negative_slope", 0.0), ("lower_clip", 0.0), ("upper_clip", math.inf))
-    slope, lower, upper = (_like(x, _given(params, name, default)) for name, default in names)
+    slope, lower, upper = (_rounded(params, name, default, x) for name, default in names)
     return slope, lower, upper
 
 
 def _relu(params: Params, x: Array) -> Array:
     slope, lower, upper = _bounds(params, x)
-    return jnp.where(x > lower, jnp.minimum(x, upper), lower + slope * (x - lower))
+    # A slope of 0 times -inf is NaN.
+    below = lower + slope * (x - lower) if slope else _where_nan(x, _like(x, lower))
+    return jnp.where(x > lower, jnp.minimum(x, upper), below)
 
 
 def _relu_slope(params: Params, x: Array) -> Array:
     slope, lower, upper = _bounds(params, x)
-    return jnp.where(x > lower, jnp.where(x < upper, _like(x, 1), _like(x, 0)), slope)
+    above = jnp.where(x < upper, _like(x, 1), _like(x, 0))
+    return _where_nan(x, jnp.where(x > lower, above, _like(x, slope)))
+
+
+def _swish_argument(params: Params, x: Array) -> Array:
+    beta = _rounded(params, "swish_beta", 1.0, x)
+    # A factor of 0 times inf is NaN.
+    return beta * x if beta else _where_nan(x, _like(x, 0))
 
 
 def _swish_slope(params: Params, x: Array) -> Array:
-    beta = _like(x, _given(params, "swish_beta", 1.0))
-    share = jax.nn.sigmoid(beta * x)
-    return share + beta * x * share * (1 - share)
+    argument = _swish_argument(params, x)
+    share, left = _shares(argument)
+    return share + _times(argument, share * left)
 
 
 def _swish(params: Params, x: Array) -> Array:
-    return x * jax.nn.sigmoid(_like(x, _given(params, "swish_beta", 1.0)) * x)
+    return _times(x, jax.nn.sigmoid(_swish_argument(params, x)))
 
 
 def _index(params: Params, x: Array) -> Array:
@@ -107,7 +141,8 @@ def _tanh_slope(x: Array) -> Array:
 
 
 def _sigmoid_slope(x: Array) -> Array:
-    return jax.nn.sigmoid(x) * jax.nn.sigmoid(-x)
+    share, left = _shares(x)
+    return share * left
 
 
 def _add(a: Array, b: Array) -> Array:
@@ -138,7 +173,7 @@ FUNCTIONS: dict[str, Function] = {
     "erf": _plain(lax.erf),
     "exp": _plain(jnp.exp),
     "floor": _plain(jnp.floor),
-    "gelu": _plain(lambda x: x * _normal_cdf(x)),
+    "gelu": _plain(lambda x: _times(x, _normal_cdf(x))),
     "gelu_approx_tanh": _plain(_gelu_tanh),
     "gelu_approx_tanh_backward": _backward(_plain(_gelu_tanh_slope)),
     "gelu_backward": _backward(_plain(_gelu_slope)),
