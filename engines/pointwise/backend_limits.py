@@ -13,9 +13,9 @@ _LEAST_RANK = 3
 
 def mismatch(facts: PointwiseFacts, target: Target) -> str | None:
     """The reason not to ask cuDNN, or None."""
-    if len(facts.dim) < _LEAST_RANK:
+    if facts.least_rank < _LEAST_RANK:
         # A fused graph of matrices wrote its first row alone, and that one wrong.
-        return f"rank {len(facts.dim)}, asked from rank {_LEAST_RANK}"
+        return f"rank {facts.least_rank}, asked from rank {_LEAST_RANK}"
     if facts.spread_first:
         # Past the first index it read behind such an operand.
         return f"{facts.spread_first} broadcast along axis 0, serves broadcasts along the others"

@@ -15,6 +15,7 @@ class PointwiseFacts:
     Attributes:
       modes: the pointwise modes, in the order of the nodes.
       dim: dims of the first output.
+      least_rank: the smallest rank of any node's output.
       dtypes: data types of tensors and of computation, each once.
       unexplained: nodes and options that this record does not describe.
       compute_types: the type that each node computes in, in the order of the nodes.
@@ -26,6 +27,7 @@ class PointwiseFacts:
 
     modes: tuple[str, ...]
     dim: tuple[int, ...]
+    least_rank: int
     dtypes: tuple[data_type, ...]
     unexplained: tuple[str, ...]
     compute_types: tuple[data_type, ...]
@@ -53,6 +55,7 @@ def analyze(graph: pygraph) -> PointwiseFacts:
     return PointwiseFacts(
         modes=tuple(node.params["mode"] for node in pointwise),
         dim=tuple(graph.outputs[0].dim),
+        least_rank=min(len(made.dim) for node in graph.nodes for made in node.outputs.values()),
         dtypes=tuple(dict.fromkeys([*(tensor.data_type for tensor in tensors), *compute])),
         unexplained=tuple(unexplained),
         compute_types=compute,
@@ -67,6 +70,8 @@ def _spread_first(graph: pygraph) -> str:
     for node in graph.nodes:
         (made,) = node.outputs.values()
         for port, tensor in node.inputs.items():
-            if not tensor.is_pass_by_value and tensor.dim[0] == 1 != made.dim[0]:
+            # Axes are counted from the last: what an operand lacks in front is 1 long.
+            first = tensor.dim[0] if len(tensor.dim) == len(made.dim) else 1
+            if not tensor.is_pass_by_value and first == 1 != made.dim[0]:
                 return f"{node.label}: {port} {tensor.dim}"
     return ""

@@ -29,6 +29,9 @@ def test_matrices_and_vectors(dim: tuple[int, ...]) -> None:
         ((2, 4, 8), (1, 1, 8), False),
         ((2, 4, 8), (2, 1, 8), True),
         ((2, 4, 8, 3), (1, 4, 8, 1), False),
+        ((4, 3, 8), (3, 8), False),
+        ((4, 3, 8), (8,), False),
+        ((1, 3, 8), (3, 8), True),
     ],
 )
 def test_an_operand_broadcast_along_the_first_axis(dim: tuple[int, ...], spread: tuple[int, ...], asked: bool) -> None:
@@ -38,6 +41,16 @@ def test_an_operand_broadcast_along_the_first_axis(dim: tuple[int, ...], spread:
     said = backend_limits.mismatch(facts.analyze(graph), named("h200"))
     expected = f"b {spread} broadcast along axis 0, serves broadcasts along the others"
     assert said is None if asked else said is not None and said.endswith(expected)
+
+
+def test_a_small_result_beside_a_large_one() -> None:
+    graph = pygraph(io_data_type="float32")
+    row = graph.exp(graph.tensor((8,)))
+    graph.exp(graph.tensor((4, 3, 8))).set_output(True)
+    graph.neg(row).set_output(True)
+    graph.freeze()
+    assert [len(tensor.dim) for tensor in graph.outputs] == [3, 1]
+    assert backend_limits.mismatch(facts.analyze(graph), named("h200")) == "rank 1, asked from rank 3"
 
 
 def test_the_first_axis_of_gen_index() -> None:
