@@ -17,12 +17,14 @@ class Capabilities:
       sm_lo, sm_hi: inclusive range of compute capabilities (major * 10 + minor): a range, since a kernel serves a
         line of GPUs and not the members that exist today.
       dtypes: accepted element types, empty for any.
+      compute: types that an engine can compute in, empty for any.
     """
 
     platforms: frozenset[str] = frozenset()
     sm_lo: int = 0
     sm_hi: int = 10_000
     dtypes: frozenset[data_type] = frozenset()
+    compute: frozenset[data_type] = frozenset()
 
     def place(self, target: Target) -> str | None:
         """Why `target` is out of reach, or None."""
@@ -34,6 +36,14 @@ class Capabilities:
 
     def element_type(self, dtype: data_type) -> str | None:
         """Why `dtype` is not served, or None."""
-        if self.dtypes and dtype not in self.dtypes:
-            return f"dtype {dtype.value}, serves {', '.join(sorted(t.value for t in self.dtypes))}"
-        return None
+        return _outside("dtype", dtype, self.dtypes)
+
+    def compute_type(self, dtype: data_type) -> str | None:
+        """Why computing in `dtype` is not served, or None."""
+        return _outside("compute type", dtype, self.compute)
+
+
+def _outside(what: str, dtype: data_type, served: frozenset[data_type]) -> str | None:
+    if served and dtype not in served:
+        return f"{what} {dtype.value}, serves {', '.join(sorted(t.value for t in served))}"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,15 @@ def _normalised_axes_are_not_empty(node: Node, symbols: Symbols) -> None:
         refuse(node, "input", f"has dim {dim}", "normalised axes are at least 1 long")
 
 
+def _has_normalised_axes(node: Node, symbols: Symbols) -> None:
+    """A scale of one element names no axis; it is right where all that it could name are 1 long."""
+    dim = node.inputs["input"].dim
+    if not normalised_axes(node) and any(size != 1 for size in dim[1:] or dim):
+        port = _weight(node) or ("inv_variance" if "inv_variance" in node.inputs else "input")
+        rule = f"at least one axis is normalised, or every axis of the input {dim} but the first is 1 long"
+        refuse(node, port, f"has dim {node.inputs[port].dim}", rule)
+
+
 def _has_dim(port: str, expected: Callable[[Node], Dims], what: str) -> Callable[[Node, Symbols], None]:
     def rule(node: Node, symbols: Symbols) -> None:
         if port in node.inputs and node.inputs[port].dim != expected(node):
@@ -88,9 +98,18 @@ def _statistics_span_axes(node: Node, symbols: Symbols) -> None:
         refuse(node, "inv_variance", f"has dim {kept}", rule)
 
 
+def epsilon_of(node: Node) -> float | None:
+    """The number that is added to the mean, given plainly or as a tensor passed by value; None if the node has none."""
+    given = node.inputs["epsilon"].value if "epsilon" in node.inputs else node.params.get("epsilon")
+    return None if given is None else float(given)
+
+
 def _epsilon_is_a_number(node: Node, symbols: Symbols) -> None:
     if "epsilon" in node.inputs and not node.inputs["epsilon"].is_pass_by_value:
         refuse(node, "epsilon", f"is {node.inputs['epsilon']!r}", "a number, or a tensor passed by value")
+    epsilon = epsilon_of(node)
+    if epsilon is not None and not 0 <= epsilon < math.inf:
+        refuse(node, "epsilon", f"is {epsilon}", "a finite number, at least 0")
 
 
 def _is_training(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> bool:
@@ -117,7 +136,7 @@ RMSNORM = Operation(
         Input("input", "(N, C, ...)."),
         Input("scale", f"{_WEIGHT}. Without weights every axis but the first is normalised.", optional=True),
         Input("bias", f"{_WEIGHT}.", optional=True),
-        Input("epsilon", "Added to the mean: a number, or a tensor passed by value.", number=True),
+        Input("epsilon", "Added to the mean: a finite number, at least 0, or a tensor passed by value.", number=True),
     ),
     outputs=(
         Output("Y", "Dims and layout of input.", same_as("input")),
@@ -133,6 +152,7 @@ RMSNORM = Operation(
     ),
     rules=(
         _weight_spans_axes,
+        _has_normalised_axes,
         _normalised_axes_are_not_empty,
         _has_dim("bias", _weight_dim, "the normalised axes"),
         _epsilon_is_a_number,
@@ -159,6 +179,7 @@ RMSNORM_BACKWARD = Operation(
         _has_dim("grad", lambda node: node.inputs["input"].dim, _AS_INPUT),
         _weight_spans_axes,
         _statistics_span_axes,
+        _has_normalised_axes,
         _normalised_axes_are_not_empty,
     ),
 )

@@ -13,6 +13,7 @@ from cudnn_jax.graph import GraphNotSupportedError, data_type, pygraph
 
 _REFERENCE = Capabilities(
     dtypes=frozenset({data_type.FLOAT, data_type.HALF, data_type.BFLOAT16, data_type.DOUBLE}),
+    compute=frozenset({data_type.FLOAT, data_type.DOUBLE}),
 )
 
 
@@ -25,6 +26,7 @@ class NormReference(BaseEngine):
     def configs(self, graph: pygraph, facts: NormFacts, target: Target) -> Sequence[tuple[tuple[str, int], ...]]:
         reasons = [f"cannot express {', '.join(facts.unexplained)}"] if facts.unexplained else []
         reasons += [reason for dtype in facts.dtypes.values() if (reason := _REFERENCE.element_type(dtype))]
+        reasons += [reason] if (reason := _REFERENCE.compute_type(facts.compute)) else []
         if reasons:
             raise GraphNotSupportedError("; ".join(dict.fromkeys(reasons)))
         return [()]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 
-from cudnn_jax.graph import Node, Tensor, data_type, pygraph
+from cudnn_jax.graph import Tensor, data_type, pygraph
 from cudnn_jax.graph.layout import in_order
-from cudnn_jax.graph.norms import normalised_axes
+from cudnn_jax.graph.norms import epsilon_of, normalised_axes
 
 Dims = tuple[int, ...]
 _WEIGHTS = ("scale", "bias", "DScale", "DBias")
@@ -21,7 +21,8 @@ class NormFacts:
     """One record for an RMS norm graph, forward or backward.
 
     `dim` are the input's dims and `axes` the normalised ones. `ports` and `results` map names to positions in
-    `graph.inputs` and `graph.outputs`, `dtypes` every port's and result's name to its type.
+    `graph.inputs` and `graph.outputs`, `dtypes` every port's and result's name to its type. `compute` is the type that
+    the node computes in. `epsilon` is 0 for a backward graph, which has none.
 
     As a matrix the input has `rows` (the product of the axes that are kept) and `cols` (of the normalised ones).
     `scattered` names the ports and results whose memory is not that matrix in row-major order: the input, Y, grad and
@@ -32,6 +33,7 @@ class NormFacts:
     dim: Dims
     axes: Dims
     dtype: data_type
+    compute: data_type
     epsilon: float
     dtypes: Mapping[str, data_type] = field(hash=False)
     scattered: tuple[str, ...]
@@ -75,12 +77,6 @@ def _scattered(named: Mapping[str, Tensor], axes: Sequence[int]) -> tuple[str, .
     return tuple(name for name, tensor in named.items() if _order(tensor) != expected.get(name, order))
 
 
-def _epsilon(node: Node) -> float:
-    """The number that is added to the mean; 0 for a backward graph, which has none."""
-    given = node.inputs["epsilon"].value if "epsilon" in node.inputs else node.params.get("epsilon")
-    return float(given or 0.0)
-
-
 def analyze(graph: pygraph) -> NormFacts:
     """Parses a frozen graph that holds one RMS_NORM or RMS_NORM_BACKWARD node."""
     (node,) = [n for n in graph.nodes if n.type in ("RMS_NORM", "RMS_NORM_BACKWARD")]
@@ -96,7 +92,8 @@ def analyze(graph: pygraph) -> NormFacts:
         dim=x.dim,
         axes=axes,
         dtype=x.data_type,
-        epsilon=_epsilon(node),
+        compute=graph.compute_data_type if node.compute_data_type is data_type.NOT_SET else node.compute_data_type,
+        epsilon=epsilon_of(node) or 0.0,
         dtypes=MappingProxyType({name: tensor.data_type for name, tensor in tensors.items()}),
         scattered=_scattered(tensors, axes),
         unexplained=tuple(unexplained),

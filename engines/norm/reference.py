@@ -1,9 +1,14 @@
-"""The reference norm engine: pure JAX, inlined into the caller's program, any rank and axes. Computes in float32."""
+"""The reference norm engine: pure JAX, inlined into the caller's program, any rank and axes.
+
+Computes in the node's compute type, float32 or float64; 64-bit types need JAX's 64-bit mode when a function is traced.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from cudnn_jax.engines import wide_types
 
 if TYPE_CHECKING:
     import jax
@@ -54,11 +59,9 @@ def backward(facts: NormFacts) -> Function:
 
 
 def _widened(facts: NormFacts, arrays: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
-    """Arrays by port in float32; in float64 where the input is."""
-    import jax.numpy as jnp
-
-    wide = jnp.promote_types(facts.dtype.value, jnp.float32)
-    return {port: arrays[position].astype(wide) for port, position in facts.ports.items()}
+    """Arrays by port in the type that is computed in."""
+    wide_types.check((facts.compute, *facts.dtypes.values()))
+    return {port: arrays[position].astype(facts.compute.value) for port, position in facts.ports.items()}
 
 
 def _narrowed(facts: NormFacts, made: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:

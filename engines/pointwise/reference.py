@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from cudnn_jax.engines import wide_types
 from cudnn_jax.engines.pointwise._functions import FUNCTIONS
-from cudnn_jax.graph import GraphNotSupportedError, Node, Tensor, data_type, pygraph
+from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 
 if TYPE_CHECKING:
     from cudnn_jax.engines.pointwise.facts import PointwiseFacts
@@ -27,25 +28,19 @@ _CONDITIONS = {"binary_select": "mask"}
 def evaluator(graph: pygraph, facts: PointwiseFacts) -> Callable[..., tuple[Any, ...]]:
     """The function of a frozen graph: arrays with the dims of `graph.inputs` to a tuple in the order of its outputs.
 
-    Raises:
-      GraphNotSupportedError: the graph holds 64-bit types and JAX is not in its 64-bit mode; here or when traced.
+    Tracing the function raises GraphNotSupportedError where the graph holds 64-bit types and JAX is not in its 64-bit
+    mode.
     """
     inputs, outputs = list(graph.inputs), list(graph.outputs)
-    wide = sorted({dtype.value for dtype in facts.dtypes if dtype.itemsize_bits == 64})
-
-    def check() -> None:
-        if wide and not jax.config.values["jax_enable_x64"]:
-            raise GraphNotSupportedError(f"data type {' and '.join(wide)}, needs JAX's 64-bit mode (jax_enable_x64)")
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        check()
+        wide_types.check(facts.dtypes)
         known = {id(tensor): jnp.asarray(array) for tensor, array in zip(inputs, arrays, strict=True)}
         for node, compute in zip(graph.nodes, facts.compute_types, strict=True):
             (output,) = node.outputs.values()
             known[id(output)] = _evaluate(node, compute, output, known)
         return tuple(known[id(tensor)] for tensor in outputs)
 
-    check()
     return run
 
 

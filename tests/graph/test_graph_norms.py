@@ -33,6 +33,8 @@ def backward(graph: pygraph, dim=(N, C, H, W), weight=(1, C, H, W), kept=(N, 1, 
         ((N, C, 1), (1, C, 1), (N, 1, 1)),
         ((0, C), (1, C), (0, 1)),
         ((N, 1), (1, 1), (N, 1)),
+        ((N, 1, 1), (1, 1, 1), (N, 1, 1)),
+        ((1,), (1,), (1,)),
         ((2, 3, 4, 5, 6), (1, 1, 1, 5, 6), (2, 3, 4, 1, 1)),
     ],
 )
@@ -120,7 +122,8 @@ def test_the_canonical_form_holds_what_the_graph_computes() -> None:
 def forward(dim=(N, C, H, W), weight=(1, C, H, W), **changes):
     def build(graph):
         made = {name: graph.tensor(port) if isinstance(port, tuple) else port for name, port in changes.items()}
-        return graph.rmsnorm(**{"input": graph.tensor(dim), "scale": graph.tensor(weight)} | TRAINING | made)
+        scale = graph.tensor(weight) if weight else None
+        return graph.rmsnorm(**{"input": graph.tensor(dim), "scale": scale} | TRAINING | made)
 
     return build
 
@@ -131,6 +134,10 @@ def gradients(**changes):
         return backward(graph, **made)
 
     return build
+
+
+def without_scale(graph):
+    return backward(graph, scale=None, inv_variance=graph.tensor((N, C, H, W), data_type="float32"))
 
 
 @pytest.mark.parametrize(
@@ -145,6 +152,16 @@ def gradients(**changes):
         (forward(scale=None, bias=(1, C, 2, 1)), r"bias has dim \(1, 3, 2, 1\); the rule: the input's dims"),
         (forward(bias=(1, C, 1, 1)), r"bias has dim \(1, 3, 1, 1\); the rule: \(1, 3, 4, 5\), the normalised axes"),
         (forward(epsilon=(1, 1, 1, 1)), r"epsilon is .*; the rule: a number, or a tensor passed by value"),
+        (forward((N, C), (1, 1)), r"scale has dim \(1, 1\); the rule: at least one axis is normalised, or every axis"),
+        (forward((N, 1, H), (1, 1, 1)), r"scale has dim \(1, 1, 1\); the rule: at least one axis is normalised"),
+        (forward(scale=None, bias=(1, 1, 1, 1)), r"bias has dim \(1, 1, 1, 1\); the rule: at least one axis"),
+        (forward((C,), None), r"input has dim \(3,\); the rule: at least one axis is normalised"),
+        (gradients(scale=(1, 1, 1, 1), inv_variance=(N, C, H, W)), r"scale has dim .* at least one axis is normal"),
+        (without_scale, r"inv_variance has dim \(2, 3, 4, 5\); the rule: at least one axis is normalised"),
+        (forward(epsilon=float("nan")), r"epsilon is nan; the rule: a finite number, at least 0"),
+        (forward(epsilon=float("inf")), r"epsilon is inf; the rule: a finite number, at least 0"),
+        (forward(epsilon=-1e-5), r"epsilon is -1e-05; the rule: a finite number, at least 0"),
+        (lambda graph: forward(epsilon=graph.scalar(-1.0))(graph), r"epsilon is -1.0; the rule: a finite number"),
         (forward(epsilon="small"), r"epsilon is 'small'; the rule: a number"),
         (forward(epsilon=None), r"epsilon is missing; the rule: a tensor or a number"),
         (forward(norm_forward_phase=None), r"norm_forward_phase is missing; the rule: one of 'TRAINING', 'INFERENCE'"),

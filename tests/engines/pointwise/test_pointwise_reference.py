@@ -224,12 +224,27 @@ def test_64_bit_types_need_jaxs_64_bit_mode() -> None:
         graph.exp(graph.tensor((4,))).set_output(True)
         return graph
 
-    assert "xla: data type float64, needs JAX's 64-bit mode" in declined(doubled())
+    run = planned(doubled()).build_plans()[1].fn
+    with pytest.raises(GraphNotSupportedError, match=r"data type float64, needs JAX's 64-bit mode \(jax_enable_x64\)"):
+        jax.jit(run)(jnp.zeros(4))
     x = np.linspace(-1, 1, 4)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(evaluate(doubled(), x)[0], np.exp(x), rtol=1e-15)
-        graph = doubled()
-        graph.create_execution_plans(target=CPU)
-        run = graph.build_plans()[1].fn
-    with pytest.raises(GraphNotSupportedError, match="64-bit mode"):
-        jax.jit(run)(jnp.zeros(4))
+        # Built outside of the mode, traced within.
+        np.testing.assert_allclose(jax.jit(run)(x)[0], np.exp(x), rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype, answer", [("float64", np.exp), ("int64", np.negative)], ids=["float64", "int64"])
+def test_64_bit_types_run_through_execute(dtype: str, answer: Any) -> None:
+    graph = pygraph(io_data_type=dtype, intermediate_data_type=dtype, compute_data_type=dtype)
+    x = graph.tensor((4,))
+    y = getattr(graph, answer.__name__.replace("negative", "neg"))(x).set_output(True)
+    given, got = np.array([-(2**40), -1, 3, 2**40], dtype), np.zeros(4, dtype)
+    if dtype == "float64":
+        given = given / 2**40
+    planned(graph).execute({x: given, y: got})
+    np.testing.assert_allclose(got, answer(given), rtol=1e-15)
+
+
+def planned(graph: pygraph) -> pygraph:
+    graph.create_execution_plans(target=CPU)
+    return graph
