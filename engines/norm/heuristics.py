@@ -3,24 +3,6 @@
 The cuTile engine leads with its settings in the order that it predicts, cuDNN's plans follow, the reference is last.
 """
 
-from __future__ import annotations
+from cudnn_jax.engines.ranking import recommend
 
-from collections.abc import Sequence
-
-from cudnn_jax.engines.base import PlanConfig
-from cudnn_jax.engines.norm.facts import NormFacts
-from cudnn_jax.engines.target import Target
-
-
-def recommend(
-    modes: Sequence[str],
-    facts: NormFacts,
-    offered: Sequence[PlanConfig],
-    backend_plans: Sequence[PlanConfig],
-    target: Target,
-) -> list[PlanConfig]:
-    """Returns the plan list, best first."""
-    ours = [plan for plan in offered if plan.engine != "xla"]
-    backend = sorted(backend_plans, key=lambda plan: modes.index(plan.mode or "A"))
-    reference = [plan for plan in offered if plan.engine == "xla"]
-    return [*ours, *backend, *reference]
+__all__ = ["recommend"]
