@@ -6,25 +6,18 @@ bandwidth of the same run. A jitted jax.numpy expression is what XLA fuses into 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from rich.console import Console
 
 import cudnn_jax
-from benchmarks import harness
+from benchmarks.comparison import Benchmark, Comparison
 from benchmarks.harness import Effort, Function
 from benchmarks.report import Report
 from cudnn_jax.engines import planning
-from cudnn_jax.engines.base import DECLINES
 from cudnn_jax.engines.execution import target_of
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.pointwise import samples
@@ -64,10 +57,10 @@ PEER = "jax.numpy"
 
 
 def plan(case: Case, name: str | None) -> Function:
-    """A candidate: a function of (x, bias, residual)."""
+    """A candidate: a function of (x, bias, residual) to a tuple."""
 
     def run(x: Any, bias: Any, residual: Any) -> Any:
-        return cudnn_jax.call(case.graph(), x, bias, residual, implementation=name)[0]
+        return cudnn_jax.call(case.graph(), x, bias, residual, implementation=name)
 
     return run
 
@@ -78,7 +71,7 @@ def peer(case: Case) -> Function:
     def run(x: Any, bias: Any, residual: Any) -> Any:
         wide = x.astype(jnp.float32) + bias.astype(jnp.float32)
         made = jax.nn.gelu(wide, approximate=case.approximation == "tanh") + residual.astype(jnp.float32)
-        return made.astype(x.dtype)
+        return (made.astype(x.dtype),)
 
     return run
 
@@ -106,64 +99,20 @@ def draw(case: Case, seed: int) -> tuple[jax.Array, ...]:
 
 def run_case(case: Case, report: Report, effort: Effort, seed: int) -> None:
     arguments = draw(case, seed)
-    where = {"case": str(case), "direction": "forward"}
     names, chosen = plans(case)
-    candidates = {name: plan(case, name) for name in names} | {PEER: peer(case)}
-    compiled, stopped = harness.compile_all(candidates, arguments, effort.threads)
-    for name, error in stopped.items():
-        entry = {**where, "name": name, "reason": harness.one_line(error)}
-        (report.left_out if isinstance(error, DECLINES) else report.wrong).append(entry)
-    want = jax.jit(peer(case))(*(x.astype(jnp.float32) for x in arguments))
-    errors = {name: check(fn, arguments, want) for name, fn in compiled.items()}
-    for name, error in errors.items():
-        if not error <= TOLERANCE[case.dtype]:
-            report.wrong.append({**where, "name": name, "reason": f"relative error {error:.2g}"})
-    right = {name: fn for name, fn in compiled.items() if errors[name] <= TOLERANCE[case.dtype]}
-    timings = harness.interleave(right, arguments, effort, seed)
-    beside = {PEER: timings[PEER]} if PEER in timings else {}
-    for name in names:
-        if name in timings:
-            report.add(
-                timings[name],
-                beside,
-                plan=name,
-                clock="wall",
-                chosen=name == chosen,
-                roofline_ms=report.ceilings.roofline_ms(0.0, case.nbytes),
-                error={"out": errors[name]},
-                **where,
-            )
-
-
-def check(fn: Function, arguments: Any, want: jax.Array) -> float:
-    harness.poison([jax.ShapeDtypeStruct(want.shape, arguments[0].dtype)])
-    return harness.relative_error(fn(*arguments), want)
-
-
-def arguments_of(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks pointwise", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny cases: a check of the benchmark, not of speed")
-    parser.add_argument("--out", type=Path, help="folder for the JSON (default benchmarks/results/<device>)")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--seed", type=int, help="of the random inputs (default: a fresh one)")
-    parser.add_argument("--threads", type=int, default=6, help="compilations at a time (default 6)")
-    return parser.parse_args(argv)
+    (want,) = jax.jit(peer(case))(*(x.astype(jnp.float32) for x in arguments))
+    Comparison(
+        case=str(case),
+        direction="forward",
+        arguments=arguments,
+        ours={name: plan(case, name) for name in names},
+        peers={PEER: peer(case)},
+        chosen=chosen,
+        want={"out": want},
+        tolerance={"out": TOLERANCE[case.dtype]},
+        work=(0.0, case.nbytes),
+    ).run(report, effort, seed)
 
 
 def main(argv: list[str]) -> int:
-    args = arguments_of(argv)
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
-    effort = Effort(rounds=5, window_ms=2.0, threads=args.threads) if args.quick else Effort(threads=args.threads)
-    cases = [case for case in (QUICK_CASES if args.quick else CASES) if args.only in str(case)]
-    report = Report("pointwise", seed, harness.measure_ceilings(args.quick))
-    for case in cases:
-        began = time.perf_counter()
-        run_case(case, report, effort, seed)
-        harness.free_memory()
-        report.write(args.out)
-        console.print(f"{case}: {time.perf_counter() - began:.1f} s")
-    report.show(console)
-    path = report.write(args.out)
-    console.print(f"written to {path}", highlight=False)
-    return 1 if report.wrong or not cases else 0
+    return Benchmark("pointwise", __doc__, CASES, QUICK_CASES, run_case).main(argv)

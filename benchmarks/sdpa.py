@@ -6,26 +6,20 @@ plan that leads, and each other forward plan (which then writes its logsumexp) b
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib
 import math
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from rich.console import Console
 
 import cudnn_jax
 from benchmarks import harness
+from benchmarks.comparison import Benchmark, Comparison
 from benchmarks.harness import Effort, Function
 from benchmarks.report import Report
-from benchmarks.verification import verify
 from cudnn_jax.ops.sdpa import BACKWARD, FORWARD, SdpaConfig
 
 FORWARD_ONLY, BOTH = "forward", "forward+backward"
@@ -228,27 +222,23 @@ def run_case(case: Case, report: Report, effort: Effort, seed: int) -> None:
     arguments = draw(case, seed)
     want = reference(case, arguments)
     for direction in (FORWARD_ONLY, BOTH):
-        where = {"case": str(case), "direction": direction}
         ours, chosen = plans(case, direction, arguments)
         others, absent = peers(case, direction)
-        verified = verify(ours, others, arguments, want, TOLERANCE, effort.threads)
-        report.left_out += [{**where, "name": n, "reason": r} for n, r in {**absent, **verified.left_out}.items()]
-        report.wrong += [{**where, "name": n, "reason": r} for n, r in verified.wrong.items()]
-        timings = harness.interleave(verified.compiled, arguments, effort, seed)
-        beside = {name: timings[name] for name in others if name in timings}
-        roofline = report.ceilings.roofline_ms(*case.work(direction))
-        for name in ours:
-            if name in timings:
-                report.add(
-                    timings[name],
-                    beside,
-                    plan=name,
-                    clock="wall",
-                    chosen=name == chosen,
-                    roofline_ms=roofline,
-                    error=verified.errors[name],
-                    **where,
-                )
+        report.left_out += [
+            {"case": str(case), "direction": direction, "name": name, "reason": reason}
+            for name, reason in absent.items()
+        ]
+        Comparison(
+            case=str(case),
+            direction=direction,
+            arguments=arguments,
+            ours=ours,
+            peers=others,
+            chosen=chosen,
+            want=want,
+            tolerance=TOLERANCE,
+            work=case.work(direction),
+        ).run(report, effort, seed)
 
 
 def draw(case: Case, seed: int) -> tuple[jax.Array, ...]:
@@ -279,34 +269,9 @@ def host_time(report: Report, effort: Effort, seed: int) -> None:
         report.add(timing, {}, plan=chosen, clock="host", chosen=True, **where)
 
 
-def arguments_of(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks sdpa", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny cases: a check of the benchmark, not of speed")
-    parser.add_argument("--out", type=Path, help="folder for the JSON (default benchmarks/results/<device>)")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
-    parser.add_argument("--seed", type=int, help="of the random inputs (default: a fresh one)")
-    parser.add_argument("--threads", type=int, default=6, help="compilations at a time (default 6)")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str]) -> int:
-    args = arguments_of(argv)
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
-    effort = Effort(rounds=5, window_ms=2.0, threads=args.threads) if args.quick else Effort(threads=args.threads)
-    shapes = QUICK_SHAPES if args.quick else SHAPES
-    cases = [Case(*shape, causal=causal) for shape in shapes for causal in (True, False)]
-    cases = [case for case in cases if args.only in str(case)]
-    report = Report("sdpa", seed, harness.measure_ceilings(args.quick))
-    for case in cases:
-        began = time.perf_counter()
-        run_case(case, report, effort, seed)
-        harness.free_memory()
-        # After every case, so that a run that is cut short leaves what it found.
-        report.write(args.out)
-        console.print(f"{case}: {time.perf_counter() - began:.1f} s")
-    host_time(report, effort, seed)
-    report.show(console)
-    path = report.write(args.out)
-    console.print(f"written to {path}", highlight=False)
-    return 1 if report.wrong or not cases else 0
+    cases, quick = (
+        [Case(*shape, causal=causal) for shape in shapes for causal in (True, False)]
+        for shapes in (SHAPES, QUICK_SHAPES)
+    )
+    return Benchmark("sdpa", __doc__, cases, quick, run_case, host_time).main(argv)
