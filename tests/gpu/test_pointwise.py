@@ -134,6 +134,15 @@ def test_more_than_2_31_elements() -> None:
     assert max(float(farthest(at, *given, got)) for at in starts) < 2**-7
 
 
+CUDNN_DECLINES: dict[tuple[str, int | None], str] = {
+    ("logical_and", None): "CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE",
+    ("logical_not", None): "CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE",
+    ("logical_or", None): "CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE",
+    ("gen_index", 0): "gen_index along axis 0, asked from axis 1",
+}
+"""(mode, axis) -> why, of the cases that cuDNN 9.19 on an H200 does not serve in float32, or is not asked for."""
+
+
 @pytest.mark.parametrize("mode, options", CASES, ids=lambda value: value if isinstance(value, str) else str(len(value)))
 def test_cudnn_means_the_same_by_every_mode(mode: str, options: dict[str, Any], rng: np.random.Generator) -> None:
     arrays = draw(mode, rng)
@@ -142,6 +151,8 @@ def test_cudnn_means_the_same_by_every_mode(mode: str, options: dict[str, Any], 
     try:
         (got,) = cudnn_jax.call(graph, *map(jnp.asarray, arrays), implementation="cudnn")
     except GraphNotSupportedError as error:
+        known = CUDNN_DECLINES.get((mode, options.get("axis")))
+        assert known and known in str(error), f"cuDNN serves this elsewhere: {error}"
         pytest.skip(str(error))
     want = np.asarray(expected(mode, arrays, options), np.float64)
     absolute = 2e-5 + CANCELS.get(mode, lambda y: 0.0)(want)
