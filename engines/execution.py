@@ -18,7 +18,7 @@ from cudnn_jax import _ffi
 from cudnn_jax.engines import libraries
 from cudnn_jax.engines.base import Artifact, Inline, Program
 from cudnn_jax.engines.target import CPU, Target, local
-from cudnn_jax.graph import GraphNotSupportedError, Tensor, pygraph
+from cudnn_jax.graph import GraphNotSupportedError, Tensor, data_type, pygraph
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,7 +106,9 @@ class _InlineRun:
         self._outputs = [tensor.uid for tensor in graph.outputs]
         self._fn = jax.jit(artifact.fn)
         self._device = jax.local_devices(backend="cpu")[0]
-        self._wide = any(tensor.data_type.itemsize_bits == 64 for tensor in (*graph.inputs, *graph.outputs))
+        kinds = {tensor.data_type for tensor in graph.tensors} | {graph.compute_data_type}
+        kinds |= {node.compute_data_type for node in graph.nodes}
+        self._wide = any(kind.itemsize_bits == 64 for kind in kinds - {data_type.NOT_SET})
 
     def __call__(self, buffers: Mapping[Any, Any], workspace: Any, handle: Any) -> None:
         import jax

@@ -508,3 +508,15 @@ def test_what_a_device_view_refuses() -> None:
     with pytest.raises(BufferError, match="dl_device"):
         view.__dlpack__(dl_device=(2, 0))
     assert view.__dlpack__(max_version=(1, 1), dl_device=(1, 0), copy=False)
+
+
+@pytest.mark.parametrize("place", ["graph", "node", "between"])
+def test_a_graph_that_is_64_bits_wide_only_inside(place: str) -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32", compute_data_type="float64" if place == "graph" else "float32")
+    x = graph.tensor((4,))
+    inner = graph.exp(x, compute_data_type="float64" if place == "node" else None)
+    inner.set_data_type("float64" if place == "between" else "float32")
+    out = graph.log(inner).set_output(True).set_data_type("float32")
+    given, made = np.linspace(0, 1, 4, dtype=np.float32), np.zeros(4, np.float32)
+    graph.execute({x: given, out: made})
+    np.testing.assert_allclose(made, given, atol=1e-6)
