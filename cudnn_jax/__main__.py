@@ -8,14 +8,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from cudnn_jax._described import ARGUMENTS
+
 
 class Command(NamedTuple):
-    """A command: the words that call it, what it does, the module whose `main` runs it, and its arguments."""
+    """A command: the words that call it, what it does, the module whose `run` runs it, and its arguments."""
 
     words: tuple[str, ...]
     help: str
     module: str
     arguments: tuple[tuple[str, dict[str, Any]], ...]
+    run: str = "main"
 
 
 _JSON = ("--json", {"dest": "as_json", "action": "store_true", "help": "print JSON instead of a table"})
@@ -27,13 +30,32 @@ COMMANDS = (
         "_program",
         (("file", {"metavar": "FILE", "help": "a program's bytes"}), _JSON),
     ),
+    Command(
+        ("explain",),
+        "which plan runs a call, and why others do not",
+        "_described",
+        (*ARGUMENTS, ("--target", {"help": "a GPU that need not be here, such as h200"}), _JSON),
+        run="explain",
+    ),
+    Command(
+        ("build",),
+        "builds a call's programs for a GPU, which need not be here, into a folder for CUDNN_JAX_PROGRAMS",
+        "_described",
+        (
+            *ARGUMENTS,
+            ("--target", {"required": True, "help": "the GPU, such as h200"}),
+            ("--out", {"required": True, "metavar": "DIR", "help": "the folder"}),
+        ),
+        run="build",
+    ),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = vars(_parser().parse_args(argv))
     command: Command = arguments.pop("command")
-    status: int = importlib.import_module(f"cudnn_jax.{command.module}").main(**arguments)
+    run = getattr(importlib.import_module(f"cudnn_jax.{command.module}"), command.run)
+    status: int = run(**arguments)
     return status
 
 
