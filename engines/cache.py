@@ -103,7 +103,10 @@ def local_key(graph: pygraph, target: Target, implementation: str | None) -> str
     """The key of a plan that was ranked and built with the versions that are here."""
     family = family_for(graph)
     offered = [slot.name for slot in family.slots if slot.offered()] if family else []
-    return _digest({**_what(graph, target, implementation), "offered": offered, "versions": _versions()})
+    # Variables of the DSLs change what they compile.
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("CUTE_DSL_", "CUDA_TILE_"))}
+    here = {"offered": offered, "variables": variables, "versions": _versions()}
+    return _digest({**_what(graph, target, implementation), **here})
 
 
 def _what(graph: pygraph, target: Target, implementation: str | None) -> dict[str, Any]:

@@ -108,6 +108,13 @@ def test_an_opt_in_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.local_key(graph(), H200, None) != off
 
 
+@pytest.mark.parametrize("variable", ["CUTE_DSL_LINEINFO", "CUDA_TILE_LOGS"])
+def test_a_variable_of_a_dsl_makes_another_key(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.local_key(graph(), H200, None)
+    monkeypatch.setenv(variable, "1")
+    assert cache.local_key(graph(), H200, None) != before
+
+
 def test_programs_made_ahead_of_time_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = planning.plan(graph(), H200)
     marked = dataclasses.replace(load(graph()), declines=(), release="0.0.1")
