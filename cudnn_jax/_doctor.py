@@ -135,6 +135,22 @@ def _compiler(item: str, module: str, distribution: str, meaning: str) -> Callab
     return check
 
 
+def _cache() -> Finding:
+    meaning = "plans of earlier processes are taken from here (CUDNN_JAX_CACHE_DIR names another folder, or none)"
+    try:
+        from cudnn_jax.engines import cache, trust
+
+        store = cache.cache_store()
+        if store is None:
+            return Finding("cache", "missing", "switched off, or no home", meaning)
+        problem = trust.reason_against(store.folder) if store.folder.exists() else None
+        plans, nbytes = store.size()
+    except Exception as error:
+        return Finding("cache", "broken", _line(error), meaning)
+    found = problem or f"{store.folder}: {plans} plans, {nbytes / 2**20:.1f} MiB"
+    return Finding("cache", "broken" if problem else "ok", found, meaning)
+
+
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -149,5 +165,6 @@ _CHECKS: tuple[Callable[[], Finding], ...] = (
     _library("cuDNN", "cudnn", "without it attention on a GPU falls to the reference engine"),
     _compiler("CuTe-DSL", "cutedsl", "nvidia-cutlass-dsl", "builds CuTe-DSL engines (extra cutedsl)"),
     _compiler("cuTile", "cutile", "cuda-tile", "builds cuTile engines (extra cutile)"),
+    _cache,
     _optional("Flax", "flax", "flax", "cudnn_jax.flax (extra flax)"),
 )

@@ -61,6 +61,16 @@ class Store:
         self._folder = folder / f"v{FORMAT}"
         self._limit = limit
 
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def size(self) -> tuple[int, int]:
+        """(plans, bytes of plans and programs) that are kept."""
+        plans = [status.st_size for path, status in _files(self._folder / "plans") if not path.name.startswith(".")]
+        programs = [status.st_size for _, status in _files(self._folder / "programs")]
+        return len(plans), sum(plans) + sum(programs)
+
     def load(self, key: str) -> Stored | None:
         """What was stored under `key`, None if nothing sound is.
 

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cudnn_jax import _doctor
+from cudnn_jax.engines.base import PlanConfig
+from cudnn_jax.engines.store import Store, Stored
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +46,20 @@ def test_a_compiler_that_cannot_serve_says_why(item: str, module: str, monkeypat
     assert finding().status == "ok"
     monkeypatch.setattr(f"cudnn_jax.engines.{module}.available", refuse)
     assert (finding().status, finding().found) == ("missing", "the compiler 1.0, at least 2.0 is needed")
+
+
+def test_the_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finding() -> _doctor.Finding:
+        return next(found for found in _doctor.examine() if found.item == "cache")
+
+    assert finding().status == "missing"  # the tests switch it off
+    monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(tmp_path))
+    assert (finding().status, finding().found) == ("ok", f"{tmp_path}/v1: 0 plans, 0.0 MiB")
+    plan = PlanConfig(3, (), engine="cudnn", kind="cudnn")
+    Store(tmp_path).store("key", Stored(plan, (plan,), (), bytes(3 << 20), False))
+    assert finding().found == f"{tmp_path}/v1: 1 plans, 3.0 MiB"
+    (tmp_path / "v1").chmod(0o777)
+    assert finding().status == "broken" and "0777" in finding().found
 
 
 def test_what_is_broken_is_said_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
