@@ -9,7 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JAX ?=
-PYTEST ?= -n 2
+PYTEST ?= -n 2 --dist loadgroup
 DEMO ?=
 CHECK ?=
 BENCH ?=

@@ -14,6 +14,14 @@ if _FLAG.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}".strip()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What compiles C++ goes first, and to one process, which then compiles each part once."""
+    native = [item for item in items if item.get_closest_marker("native")]
+    for item in native:
+        item.add_marker(pytest.mark.xdist_group("native"))
+    items[:] = [*native, *(item for item in items if item not in native)]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_cache_of_the_user() -> Iterator[None]:
     """What tests plan is neither kept nor found; a test of the cache names a folder of its own."""
