@@ -228,11 +228,6 @@ class Planner:
             self.declines.append(decline)
 
     @property
-    def is_derived(self) -> bool:
-        """Whether the backend's programs are of a derived graph."""
-        return self._derived is not None
-
-    @property
     def subject(self) -> str:
         return subject(self.graph, self.facts)
 

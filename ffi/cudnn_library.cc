@@ -2,7 +2,6 @@
 
 #include <array>
 #include <string>
-#include <type_traits>
 
 #include "ffi/cudnn_version.h"
 #include "ffi/driver.h"
@@ -16,22 +15,19 @@ CudnnApi load_api() {
   const DynamicLibrary library = DynamicLibrary::open("cudnn", {"libcudnn.so.9", "libcudnn.so"});
   CudnnApi api;
   api.library = library.handle();
-  const auto bind = [&library](auto& slot, const char* symbol) {
-    slot = library.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
-  };
-  bind(api.version, "cudnnGetVersion");
-  bind(api.error_string, "cudnnGetErrorString");
-  bind(api.last_error_string, "cudnnGetLastErrorString");
-  bind(api.create, "cudnnCreate");
-  bind(api.destroy, "cudnnDestroy");
-  bind(api.set_stream, "cudnnSetStream");
-  bind(api.create_descriptor, "cudnnBackendCreateDescriptor");
-  bind(api.destroy_descriptor, "cudnnBackendDestroyDescriptor");
-  bind(api.initialize_descriptor, "cudnnBackendInitialize");
-  bind(api.set_attribute, "cudnnBackendSetAttribute");
-  bind(api.get_attribute, "cudnnBackendGetAttribute");
-  bind(api.finalize, "cudnnBackendFinalize");
-  bind(api.execute, "cudnnBackendExecute");
+  library.bind(api.version, "cudnnGetVersion");
+  library.bind(api.error_string, "cudnnGetErrorString");
+  library.bind(api.last_error_string, "cudnnGetLastErrorString");
+  library.bind(api.create, "cudnnCreate");
+  library.bind(api.destroy, "cudnnDestroy");
+  library.bind(api.set_stream, "cudnnSetStream");
+  library.bind(api.create_descriptor, "cudnnBackendCreateDescriptor");
+  library.bind(api.destroy_descriptor, "cudnnBackendDestroyDescriptor");
+  library.bind(api.initialize_descriptor, "cudnnBackendInitialize");
+  library.bind(api.set_attribute, "cudnnBackendSetAttribute");
+  library.bind(api.get_attribute, "cudnnBackendGetAttribute");
+  library.bind(api.finalize, "cudnnBackendFinalize");
+  library.bind(api.execute, "cudnnBackendExecute");
   return api;
 }
 

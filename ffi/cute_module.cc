@@ -1,7 +1,5 @@
 #include "ffi/cute_module.h"
 
-#include <type_traits>
-
 #include "ffi/counters.h"
 #include "ffi/driver.h"
 #include "ffi/elf_object.h"
@@ -52,15 +50,12 @@ CuteApi load_api() {
   const DynamicLibrary library = DynamicLibrary::open("cute_dsl_runtime", {"libcute_dsl_runtime.so"});
   CuteApi api;
   api.path = library.path();
-  const auto bind = [&library](auto& slot, const char* symbol) {
-    slot = library.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
-  };
-  bind(api.module_create, "CuteDSLRT_Module_Create_From_Bytes");
-  bind(api.module_destroy, "CuteDSLRT_Module_Destroy");
-  bind(api.module_get_function, "CuteDSLRT_Module_Get_Function");
-  bind(api.function_run, "CuteDSLRT_Function_Run");
-  bind(api.error_name, "CuteDSLRT_GetErrorName");
-  bind(api.error_string, "CuteDSLRT_GetErrorString");
+  library.bind(api.module_create, "CuteDSLRT_Module_Create_From_Bytes");
+  library.bind(api.module_destroy, "CuteDSLRT_Module_Destroy");
+  library.bind(api.module_get_function, "CuteDSLRT_Module_Get_Function");
+  library.bind(api.function_run, "CuteDSLRT_Function_Run");
+  library.bind(api.error_name, "CuteDSLRT_GetErrorName");
+  library.bind(api.error_string, "CuteDSLRT_GetErrorString");
   return api;
 }
 

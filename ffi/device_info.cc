@@ -3,7 +3,6 @@
 #include <array>
 #include <cstddef>
 #include <memory>
-#include <type_traits>
 
 #include "ffi/cuda_abi.h"
 #include "ffi/error.h"
@@ -37,17 +36,14 @@ struct FactsApi {
 
   FactsApi() {
     const DynamicLibrary cuda = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"});
-    const auto bind = [&cuda](auto& slot, const char* symbol) {
-      slot = cuda.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
-    };
-    bind(init, "cuInit");
-    bind(error_string, "cuGetErrorString");
-    bind(count, "cuDeviceGetCount");
-    bind(get, "cuDeviceGet");
-    bind(attribute, "cuDeviceGetAttribute");
-    bind(name, "cuDeviceGetName");
-    bind(total_memory, "cuDeviceTotalMem_v2");
-    bind(pci_bus_id, "cuDeviceGetPCIBusId");
+    cuda.bind(init, "cuInit");
+    cuda.bind(error_string, "cuGetErrorString");
+    cuda.bind(count, "cuDeviceGetCount");
+    cuda.bind(get, "cuDeviceGet");
+    cuda.bind(attribute, "cuDeviceGetAttribute");
+    cuda.bind(name, "cuDeviceGetName");
+    cuda.bind(total_memory, "cuDeviceTotalMem_v2");
+    cuda.bind(pci_bus_id, "cuDeviceGetPCIBusId");
   }
 
   void check(int status, const char* call) const {

@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <string>
-#include <type_traits>
 
 #include "ffi/counters.h"
 #include "ffi/cuda_abi.h"
@@ -50,29 +49,26 @@ const DynamicLibrary& cuda_library() {
 template <typename Api>
 Api load_api(const DynamicLibrary& cuda) {
   Api api;
-  const auto bind = [&cuda](auto& slot, const char* symbol) {
-    slot = cuda.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
-  };
-  bind(api.init, "cuInit");
-  bind(api.driver_version, "cuDriverGetVersion");
-  bind(api.error_name, "cuGetErrorName");
-  bind(api.error_string, "cuGetErrorString");
-  bind(api.device_get, "cuDeviceGet");
-  bind(api.device_attribute, "cuDeviceGetAttribute");
-  bind(api.primary_context_retain, "cuDevicePrimaryCtxRetain");
-  bind(api.context_get_current, "cuCtxGetCurrent");
-  bind(api.context_set_current, "cuCtxSetCurrent");
-  bind(api.context_get_device, "cuCtxGetDevice");
-  bind(api.stream_get_context, "cuStreamGetCtx");
-  bind(api.memset_d8_async, "cuMemsetD8Async");
-  bind(api.memset_d32_async, "cuMemsetD32Async");
-  bind(api.memcpy_htod_async, "cuMemcpyHtoDAsync_v2");
-  bind(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
-  bind(api.library_load_data, "cuLibraryLoadData");
-  bind(api.library_unload, "cuLibraryUnload");
-  bind(api.library_get_kernel, "cuLibraryGetKernel");
-  bind(api.kernel_get_function, "cuKernelGetFunction");
-  bind(api.launch_kernel_ex, "cuLaunchKernelEx");
+  cuda.bind(api.init, "cuInit");
+  cuda.bind(api.driver_version, "cuDriverGetVersion");
+  cuda.bind(api.error_name, "cuGetErrorName");
+  cuda.bind(api.error_string, "cuGetErrorString");
+  cuda.bind(api.device_get, "cuDeviceGet");
+  cuda.bind(api.device_attribute, "cuDeviceGetAttribute");
+  cuda.bind(api.primary_context_retain, "cuDevicePrimaryCtxRetain");
+  cuda.bind(api.context_get_current, "cuCtxGetCurrent");
+  cuda.bind(api.context_set_current, "cuCtxSetCurrent");
+  cuda.bind(api.context_get_device, "cuCtxGetDevice");
+  cuda.bind(api.stream_get_context, "cuStreamGetCtx");
+  cuda.bind(api.memset_d8_async, "cuMemsetD8Async");
+  cuda.bind(api.memset_d32_async, "cuMemsetD32Async");
+  cuda.bind(api.memcpy_htod_async, "cuMemcpyHtoDAsync_v2");
+  cuda.bind(api.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
+  cuda.bind(api.library_load_data, "cuLibraryLoadData");
+  cuda.bind(api.library_unload, "cuLibraryUnload");
+  cuda.bind(api.library_get_kernel, "cuLibraryGetKernel");
+  cuda.bind(api.kernel_get_function, "cuKernelGetFunction");
+  cuda.bind(api.launch_kernel_ex, "cuLaunchKernelEx");
   api.kernel_get_param_info =
       reinterpret_cast<decltype(api.kernel_get_param_info)>(cuda.find("cuKernelGetParamInfo"));
   return api;

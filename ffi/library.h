@@ -29,6 +29,11 @@ class DynamicLibrary {
   F require_as(const char* symbol) const {
     return reinterpret_cast<F>(require(symbol));
   }
+  // require_as the function pointer that `slot` is.
+  template <typename F>
+  void bind(F& slot, const char* symbol) const {
+    slot = require_as<F>(symbol);
+  }
 
  private:
   DynamicLibrary(void* handle, std::string path) : handle_(handle), path_(std::move(path)) {}

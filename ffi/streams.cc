@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <string>
-#include <type_traits>
 
 #include "ffi/driver.h"
 #include "ffi/error.h"
@@ -24,14 +23,11 @@ struct EventApi {
   EventApi() {
     driver();  // opens and initialises
     const DynamicLibrary cuda = DynamicLibrary::open("cuda", {"libcuda.so.1", "libcuda.so"});
-    const auto bind = [&cuda](auto& slot, const char* symbol) {
-      slot = cuda.require_as<std::remove_reference_t<decltype(slot)>>(symbol);
-    };
-    bind(event_create, "cuEventCreate");
-    bind(event_record, "cuEventRecord");
-    bind(event_destroy, "cuEventDestroy_v2");
-    bind(stream_wait_event, "cuStreamWaitEvent");
-    bind(pointer_attribute, "cuPointerGetAttribute");
+    cuda.bind(event_create, "cuEventCreate");
+    cuda.bind(event_record, "cuEventRecord");
+    cuda.bind(event_destroy, "cuEventDestroy_v2");
+    cuda.bind(stream_wait_event, "cuStreamWaitEvent");
+    cuda.bind(pointer_attribute, "cuPointerGetAttribute");
   }
 };
 

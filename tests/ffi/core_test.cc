@@ -36,15 +36,6 @@ Json sample(const char* platform) {
   return made;
 }
 
-// Reads every byte it was told of.
-void touch(void* const* args, const int64_t* nbytes, int64_t n) {
-  volatile uint8_t last = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < nbytes[i]; ++j) last = static_cast<const uint8_t*>(args[i])[j];
-  }
-  (void)last;
-}
-
 bool is_small(const Program& program) {
   int64_t total = program.workspace();
   for (const OperandSpec& one : program.operands()) total += one.bytes > (1 << 20) ? (1 << 20) : one.bytes;

@@ -25,15 +25,6 @@ CudnnPlan BackendGraph::plan(int64_t) { std::abort(); }
 
 namespace {
 
-// Reads every byte it was told of.
-void touch(void* const* args, const int64_t* nbytes, int64_t n) {
-  volatile uint8_t last = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < nbytes[i]; ++j) last = static_cast<const uint8_t*>(args[i])[j];
-  }
-  (void)last;
-}
-
 bool is_small(const Program& program) {
   constexpr int64_t kSmall = 1 << 16;
   int64_t total = program.workspace();
