@@ -25,6 +25,8 @@ _EXPORTS = {
     "device_info": "cudnn_jax._eager",
     "DeviceView": "cudnn_jax._eager",
     "versions": "cudnn_jax.engines.versions",
+    "numerical_note": "cudnn_jax.engines.notes",
+    "behavior_note": "cudnn_jax.engines.notes",
     "data_type": "cudnn_jax.graph",
     "GraphNotSupportedError": "cudnn_jax.graph",
 }
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from cudnn_jax._eager import set_stream as set_stream
     from cudnn_jax._explain import Explanation as Explanation
     from cudnn_jax._explain import explain as explain
+    from cudnn_jax.engines.notes import behavior_note as behavior_note
+    from cudnn_jax.engines.notes import numerical_note as numerical_note
     from cudnn_jax.engines.planning import pygraph as pygraph
     from cudnn_jax.engines.versions import versions as versions
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError

@@ -141,11 +141,12 @@ def _lower(operation: Operation, ctx: Any, *args: Any, names: Sequence[str], con
     operands = dict(zip(names, ctx.avals_in, strict=True))
     built = operation.build(config, operands)
     planned = planning.plan(built.graph, _target.of_lowering(ctx), config.implementation)
-    emit = _inline if isinstance(planned.artifact, Inline) else _call
-    fn = emit(planned.artifact, built, names, operation.results(config, operands))
+    shapes = operation.results(config, operands)
     # What happens inside is local to the device: manual axes of shard_map mean nothing to it.
     local = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
-    return mlir.lower_fun(fn, multiple_results=True)(local, *args)
+    if isinstance(planned.artifact, Inline):
+        return _emit(local, _inline(planned.artifact, built, names, shapes), args)
+    return _emit_call(local, planned.artifact, built, names, shapes, args)
 
 
 def _plain(aval: Any) -> Any:
@@ -169,26 +170,64 @@ def _inline(
     return run
 
 
-def _call(
-    artifact: Program, built: BuiltGraph, names: Sequence[str], shapes: Mapping[str, jax.ShapeDtypeStruct]
-) -> Callable[..., list[jax.Array]]:
-    """One custom call that carries the program; its workspace is one more result, dropped here."""
+def _emit(ctx: Any, fn: Callable[..., list[jax.Array]], args: Sequence[Any]) -> Sequence[Any]:
+    made: Sequence[Any] = mlir.lower_fun(fn, multiple_results=True)(ctx, *args)
+    return made
+
+
+def _emit_call(
+    ctx: Any,
+    artifact: Program,
+    built: BuiltGraph,
+    names: Sequence[str],
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    args: Sequence[Any],
+) -> Sequence[Any]:
+    """One custom call that carries the program; its workspace is one more result, dropped here.
+
+    Where the operation's arrays are the call's own, as is common, nothing stands around it and nothing is traced.
+    """
     _runtime.register()
-    result_of = {id(tensor): name for name, tensor in built.results.items()}
-    order = [result_of[id(tensor)] for tensor in built.graph.outputs]
-    types = [jax.ShapeDtypeStruct(storage_shape(built.results[name]), shapes[name].dtype) for name in order]
-    if artifact.workspace:
-        types.append(jax.ShapeDtypeStruct((artifact.workspace,), jnp.uint8))
+    tensors = artifact.operands if artifact.prepare else built.graph.inputs
+    taken = [_memory_aval(tensor) for tensor in tensors]
+    made = [_memory_aval(tensor) for tensor in built.graph.outputs]
+    scratch = [jax.core.ShapedArray((artifact.workspace,), jnp.uint8)] if artifact.workspace else []
 
-    def run(*arrays: jax.Array) -> list[jax.Array]:
-        call = jax.ffi.ffi_call(_runtime.TARGET, types)
+    def before(*arrays: jax.Array) -> list[jax.Array]:
         given = _in_graph_order(built, names, arrays)
-        operands = given if artifact.prepare is None else _prepared(artifact, built, given)
-        out = call(*operands, program=np.frombuffer(artifact.data, np.uint8))
-        made = dict(zip(order, out, strict=False))
-        return [built.from_memory(made[name], tensor, shapes[name].shape) for name, tensor in built.results.items()]
+        return given if artifact.prepare is None else _prepared(artifact, built, given)
 
-    return run
+    def after(*arrays: jax.Array) -> list[jax.Array]:
+        by_tensor = dict(zip(map(id, built.graph.outputs), arrays, strict=True))
+        return [
+            built.from_memory(by_tensor[id(tensor)], tensor, shapes[name].shape)
+            for name, tensor in built.results.items()
+        ]
+
+    at = {id(built.operands[name]): position for position, name in enumerate(names)}
+    order = [at[id(tensor)] for tensor in built.graph.inputs]
+    if artifact.prepare is None and not built.logical and [ctx.avals_in[i].shape for i in order] == _shapes(taken):
+        operands = [args[i] for i in order]
+    else:
+        operands = list(_emit(ctx.replace(avals_out=taken), before, args))
+
+    call = ctx.replace(avals_in=taken, avals_out=[*made, *scratch])
+    rule = jax.ffi.ffi_lowering(_runtime.TARGET)
+    results = list(rule(call, *operands, program=np.frombuffer(artifact.data, np.uint8)))[: len(made)]
+
+    at = {id(tensor): position for position, tensor in enumerate(built.graph.outputs)}
+    order = [at[id(tensor)] for tensor in built.results.values()]
+    if not built.logical and [made[i].shape for i in order] == _shapes(ctx.avals_out):
+        return [results[i] for i in order]
+    return _emit(ctx.replace(avals_in=made), after, results)
+
+
+def _memory_aval(tensor: Tensor) -> Any:
+    return jax.core.ShapedArray(storage_shape(tensor), jnp.dtype(tensor.data_type.value))
+
+
+def _shapes(avals: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [aval.shape for aval in avals]
 
 
 def _in_graph_order(built: BuiltGraph, names: Sequence[str], arrays: Sequence[jax.Array]) -> list[jax.Array]:
