@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def array(name: str, value: Any, *, rank: Sequence[int], layout: str) -> Any:
@@ -47,13 +48,18 @@ def broadcastable(name: str, value: Any, full: Sequence[int], rule: str) -> None
 def static_number(name: str, value: Any) -> float:
     if isinstance(value, jax.core.Tracer) or isinstance(value, jax.Array):
         raise TypeError(f"{name} is an array; the rule: a Python number, known while tracing")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}; the rule: a Python number") from None
+    if not hasattr(value, "__float__"):
+        raise TypeError(f"{name} is {value!r}; the rule: a Python number")
+    number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} is {value!r}; the rule: a finite number")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {value!r}; the rule: True or False, known while tracing")
+    return bool(value)
 
 
 def optional_name(name: str, value: Any) -> str | None:

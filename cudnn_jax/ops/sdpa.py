@@ -113,15 +113,17 @@ def sdpa(
     operands = {"query": query, "key": key, "value": value}
     operands |= _check_scores(operands, bias, mask)
     operands |= _check_lengths(operands, query_seq_lengths, key_value_seq_lengths)
-    left, right = _check_window(local_window_size, is_causal, operands["query"].shape[1] + operands["key"].shape[1])
+    left, right = _check_window(
+        local_window_size, check.flag("is_causal", is_causal), operands["query"].shape[1] + operands["key"].shape[1]
+    )
     config = SdpaConfig(
         scale=query.shape[-1] ** -0.5 if scale is None else check.static_number("scale", scale),
         alignment=_check_alignment(causal_alignment),
         left=left,
         right=right,
-        deterministic=bool(deterministic),
+        deterministic=check.flag("deterministic", deterministic),
         implementation=check.optional_name("implementation", implementation),
-        stats=bool(return_residual),
+        stats=check.flag("return_residual", return_residual),
     )
     out, lse = _attend(config, match_manual_axes(operands))
     if unbatched:
