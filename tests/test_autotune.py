@@ -184,6 +184,22 @@ def test_arguments_that_reach_an_operation_are_what_it_is_timed_with(monkeypatch
     assert not np.array_equal(arrays["key"], 2 * k)  # is computed, and random here
 
 
+def test_a_part_of_an_argument_does_not_stand_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    q, k, v = plain((2, 16, 2, 8))
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("batch",))
+    part = jax.sharding.PartitionSpec("batch")
+
+    def looped(lengths: Any) -> Any:
+        return jax.lax.scan(lambda c, n: (c, cudnn_jax.sdpa(q, k, v, query_seq_lengths=n)), 0, lengths)
+
+    tuned(looped, np.array([[3, 5]] * 4))
+    tuned(jax.shard_map(cudnn_jax.sdpa, mesh=mesh, in_specs=part, out_specs=part), q, k, v)
+    in_loop, on_one_device = seen
+    assert in_loop["query_lengths"].tolist() == [16, 16]  # unknown, so full
+    assert on_one_device["query"].shape == (1, 16, 2, 8)
+
+
 def test_a_backward_is_timed_with_what_its_forward_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     tuned(jax.grad(lambda *qkv: cudnn_jax.sdpa(*qkv, is_causal=True).sum()))
@@ -206,6 +222,16 @@ def test_integers_without_a_known_meaning_are_asked_for(monkeypatch: pytest.Monk
     assert row["chosen"] is None and row["notes"][0] == "not timed: give autotune arrays that settle in0, in1"
     (row,) = tuned(fn, *[np.ones((4, 4), np.int32)] * 2)
     assert row["chosen"] == "xla" and row["plans"][0]["error"] == 0
+
+
+def test_a_wrong_program_that_ranks_first_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin.register_symbol(tmp_path)
+    with standin.family(monkeypatch, "sdpa_fwd", manifest.EngineSlot(1, "mix", ("support.standin", "Mix"))):
+        assert runs() == ("mix", "planned here")
+        (row,) = tuned()
+        assert [(plan["plan"], plan["verdict"]) for plan in row["plans"]] == [("mix", "wrong"), ("xla", "timed")]
+        assert (row["ranked"], row["chosen"], row["recorded"]) == ("mix", "xla", True)
+        assert runs()[0] == "xla"
 
 
 @pytest.mark.parametrize("unwritten", [jnp.nan, jnp.inf])
