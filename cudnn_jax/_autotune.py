@@ -9,12 +9,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -60,11 +62,11 @@ class AutotuneResult(Printed):
             yield f"no operation of cudnn_jax on {self.target}"
         for row in self.rows:
             times = f" x{row['count']}" if row["count"] > 1 else ""
-            kept = "recorded" if row["recorded"] else "not recorded"
+            kept = "* chosen, " + ("recorded" if row["recorded"] else "not recorded")
             table = Table(
-                title=f"{row['operation']}{times}, {row['facts']} on {self.target}",
+                title=escape(f"{row['operation']}{times}, {row['facts']} on {self.target}"),
                 title_justify="left",
-                caption="; ".join([f"* chosen, {kept}", *row["notes"]]),
+                caption=escape("; ".join([kept if row["chosen"] else "nothing chosen", *row["notes"]])),
                 caption_justify="left",
             )
             table.add_column("plan, as ranked", overflow="fold")
@@ -75,10 +77,10 @@ class AutotuneResult(Printed):
                 table.add_row(
                     plan["plan"] + (" *" if plan["plan"] == row["chosen"] else ""),
                     *("" if plan[name] is None else f"{plan[name]:.4g}" for name in ("ms", "spread", "error")),
-                    "" if plan["verdict"] == "timed" else f"{plan['verdict']}: {plan['reason']}",
+                    "" if plan["verdict"] == "timed" else escape(f"{plan['verdict']}: {plan['reason']}"),
                 )
             for engine, reason in row["declines"]:
-                table.add_row(engine, "", "", "", f"declined: {reason}")
+                table.add_row(engine, "", "", "", escape(f"declined: {reason}"))
             yield table
 
 
@@ -87,6 +89,7 @@ class _Trial:
     """What is found out about one plan."""
 
     plan: PlanConfig
+    build: Callable[[], Artifact]
     verdict: str = "timed"
     reason: str | None = None
     run: Callable[..., Sequence[jax.Array]] | None = None
@@ -133,10 +136,10 @@ def autotune(fn: Callable[..., Any], *args: Any, quiet: bool = False, **kwargs: 
     found = _distinct(sites(fn, *args, **kwargs))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        tuned = [_Tuning(site, target, progress) for site in found]
-        rows = tuple(each.run() for each in tuned)
-    if any(each.changed for each in tuned):
-        jax.clear_caches()  # for functions of this process that were lowered with another plan
+        tunings = [_Tuning(site, target, progress) for site in found]
+        rows = tuple(tuning.run() for tuning in tunings)
+    if any(row["recorded"] for row in rows):
+        jax.clear_caches()  # of functions that were lowered with another plan
     return AutotuneResult(target.describe(), rows)
 
 
@@ -150,7 +153,7 @@ def _distinct(found: Iterable[Site]) -> list[Site]:
 
 
 class _Tuning:
-    """One operation's plans, built, checked and timed. `changed` tells whether another plan runs from now on."""
+    """One operation's plans, built, checked and timed."""
 
     def __init__(self, site: Site, target: Target, progress: Progress) -> None:
         self.site = site
@@ -159,9 +162,8 @@ class _Tuning:
         self.built.graph.freeze()
         self.planner = Planner(self.built.graph, Request(target, planning.DEFAULT_MODES, site.config.implementation))
         self.results = site.operation.results(site.config, site.operands)
-        self.trials = [_Trial(plan) for plan in self.planner.plans]
+        self.trials = [_Trial(plan, partial(self._built, at)) for at, plan in enumerate(self.planner.plans)]
         self.notes: list[str] = []
-        self.changed = False
         self._progress = progress
         steps = len(self.trials) + EFFORT.rounds
         self._task = progress.add_task(f"{site.operation.name} {self.planner.subject}", total=steps)
@@ -180,7 +182,7 @@ class _Tuning:
             self._time(arrays)
             chosen = _fastest(self.trials)
         ranked = next((trial for trial in self.trials if trial.verdict != "declined"), None)
-        recorded = self._record(chosen, ranked)
+        recorded = self._record(chosen)
         names = {trial.plan.name for trial in self.trials}
         return {
             "operation": self.site.operation.name,
@@ -196,32 +198,32 @@ class _Tuning:
             "notes": self.notes,
         }
 
-    def _function(self, artifact: Artifact, arrays: Sequence[jax.Array]) -> Callable[..., Sequence[jax.Array]]:
-        fn = with_artifact(self.site.operation, self.site.config, tuple(self.site.operands), artifact)
-        compiled: Callable[..., Sequence[jax.Array]] = jax.jit(fn).lower(*arrays).compile()
-        return compiled
+    def _built(self, position: int) -> Artifact:
+        return self.planner.build(position)[1]
 
     def _expected(self, arrays: Sequence[jax.Array]) -> tuple[PlanConfig | None, Sequence[jax.Array]]:
-        """Results to compare with, and whose they are: the reference engine's, or else the plan's that leads."""
-        try:
-            reference = planning.plan(self.built.graph, self.target, "xla")
-            trial = next((each for each in self.trials if each.plan == reference.plan), _Trial(reference.plan))
-            trial.run = self._function(reference.artifact, arrays)
-            return reference.plan, trial.run(*arrays)
-        except (GraphNotSupportedError, jax.errors.JaxRuntimeError) as error:
-            self.notes.append(f"no results of the reference engine: {one_line(error)}")
-        for trial in self.trials:
+        """Results to compare with, and whose they are: the reference engine's, or else the first plan's that runs."""
+        for trial in (*self._reference(), *self.trials):
             self._compile(trial, arrays)
-            if trial.run is not None and (want := self._results(trial, arrays)) is not None:
-                return trial.plan, want
+            if trial.run is not None and (results := self._results(trial, arrays)) is not None:
+                return trial.plan, results
         return None, ()
 
-    def _compile(self, trial: _Trial, arrays: Sequence[jax.Array]) -> None:
-        if trial.run is not None:
-            return
+    def _reference(self) -> list[_Trial]:
         try:
-            _, artifact = self.planner.build(self.trials.index(trial))
-            trial.run = self._function(artifact, arrays)
+            planned = planning.plan(self.built.graph, self.target, "xla")
+        except GraphNotSupportedError:
+            self.notes.append("the reference engine declines")
+            return []
+        listed = [trial for trial in self.trials if trial.plan == planned.plan]
+        return listed or [_Trial(planned.plan, lambda: planned.artifact)]
+
+    def _compile(self, trial: _Trial, arrays: Sequence[jax.Array]) -> None:
+        if trial.run is not None or trial.reason is not None:
+            return
+        fn = partial(with_artifact, self.site.operation, self.site.config, tuple(self.site.operands))
+        try:
+            trial.run = jax.jit(fn(trial.build())).lower(*arrays).compile()
         except DECLINES as error:
             trial.give_up("declined", one_line(error))
         except jax.errors.JaxRuntimeError as error:
@@ -261,7 +263,7 @@ class _Tuning:
         for name, timing in timings.items():
             right[name].timing = timing
 
-    def _record(self, chosen: _Trial | None, ranked: _Trial | None) -> bool:
+    def _record(self, chosen: _Trial | None) -> bool:
         if chosen is None or chosen.timing is None:
             return False
         if self.site.config.implementation is not None:
@@ -270,9 +272,6 @@ class _Tuning:
         if len(self.trials) == 1:
             self.notes.append("there is one plan only")
             return False
-        earlier = records.find(self.built.graph, self.target)
-        runs = earlier.plan if earlier else ranked and ranked.plan
-        self.changed = chosen.plan != runs
         record = records.Record(chosen.plan, chosen.timing.ms)
         if reason := records.keep(self.built.graph, self.target, record):
             self.notes.append(f"in this process alone: {reason}")

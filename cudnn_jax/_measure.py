@@ -78,12 +78,13 @@ def relative_error(got: jax.Array, want: jax.Array) -> float:
 
     Equal infinities differ by 0, others by infinity or NaN; NaN stays NaN.
     """
-    return float(_relative_error(got, want))
+    return float(_relative_error(got, want)) if want.size else 0.0
 
 
 @jax.jit
 def _relative_error(got: jax.Array, want: jax.Array) -> jax.Array:
-    got, want = got.astype(jnp.float32).ravel(), want.astype(jnp.float32).ravel()
+    wide = jnp.promote_types(want.dtype, jnp.float32)
+    got, want = got.astype(wide).ravel(), want.astype(wide).ravel()
     same = jnp.isinf(want) & (got == want)
     got, want = jnp.where(same, 0, got), jnp.where(same, 0, want)
     return jnp.linalg.norm(got - want) / jnp.maximum(jnp.linalg.norm(want), 1e-2 * want.size**0.5)

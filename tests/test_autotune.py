@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import cudnn_jax
-from cudnn_jax import _autotune
+from cudnn_jax import _autotune, _measure
 from cudnn_jax._measure import Effort, Timing
 from cudnn_jax.engines import manifest, planning, records
-from cudnn_jax.engines.base import PlanConfig
+from cudnn_jax.engines.base import Inline, PlanConfig
 from cudnn_jax.engines.sdpa.engines import SdpaReference
 from cudnn_jax.engines.target import CPU
 from support import paced, standin
@@ -120,7 +120,10 @@ def test_calls_that_are_one_graph_are_timed_once() -> None:
 
 
 def timings(*rounds: list[float]) -> list[Any]:
-    made = [_autotune._Trial(PlanConfig(at), timing=Timing(np.array(each))) for at, each in enumerate(rounds)]
+    made = [
+        _autotune._Trial(PlanConfig(at), lambda: Inline(tuple), timing=Timing(np.array(each)))
+        for at, each in enumerate(rounds)
+    ]
     return made
 
 
@@ -236,8 +239,6 @@ def test_a_wrong_program_that_ranks_first_is_not_chosen(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("unwritten", [jnp.nan, jnp.inf])
 def test_no_error_that_is_no_number_passes(unwritten: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cudnn_jax.engines.base import Inline
-
     monkeypatch.setattr(
         paced.Paced, "build_plan", lambda self, graph, *_: Inline(lambda q, k, v: (jnp.full(q.shape, unwritten),))
     )
@@ -387,6 +388,24 @@ def test_json_and_text_hold_the_rows(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_gpu_that_is_not_here_cannot_be_timed() -> None:
     with pytest.raises(ValueError, match="inside aot.target"), cudnn_jax.aot.target("h200"):
         tuned()
+
+
+@pytest.mark.usefixtures("family")
+def test_without_a_reference_plans_are_compared_with_the_first_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decline(*_: Any) -> Any:
+        raise NotImplementedError("not today")
+
+    monkeypatch.setattr(SdpaReference, "configs", decline)
+    (row,) = tuned()
+    assert (row["chosen"], row["against"], row["notes"]) == (paced.FAST, paced.SLOW, ["the reference engine declines"])
+    assert {plan["plan"]: plan["verdict"] for plan in row["plans"]}[paced.WRONG] == "wrong"
+
+
+def test_empty_arrays_and_wide_floats_are_compared() -> None:
+    assert tuned(cudnn_jax.sdpa, *[jax.ShapeDtypeStruct((0, 16, 2, 8), jnp.float32)] * 3)[0]["chosen"] == "xla"
+    with jax.enable_x64(True):
+        one = jnp.ones(4, jnp.float64)
+        assert _measure.relative_error(one + 1e-12, one) == pytest.approx(1e-12, rel=1e-3)
 
 
 def test_what_nothing_serves_is_an_error_with_the_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
