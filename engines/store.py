@@ -178,7 +178,7 @@ class Store:
 
 def _read(path: Path) -> bytes | None:
     """A file's content, and a mark that it was used now; None where there is none."""
-    if not path.exists():  # the common answer for a record, at a tenth of what judging the folders costs
+    if not path.exists():  # most often so for records, and cheaper to ask than whom the folders belong to
         return None
     try:
         data = trust.require(path).read_bytes()
