@@ -65,11 +65,14 @@ class Store:
     def folder(self) -> Path:
         return self._folder
 
-    def size(self) -> tuple[int, int]:
-        """(plans, bytes of plans and programs) that are kept."""
-        plans = [status.st_size for path, status in _files(self._folder / "plans") if not path.name.startswith(".")]
+    def size(self) -> tuple[int, int, int]:
+        """(plans, bytes of plans and programs, autotune records) that are kept."""
+        plans, records = (
+            [status.st_size for path, status in _files(self._folder / kind) if not path.name.startswith(".")]
+            for kind in ("plans", "records")
+        )
         programs = [status.st_size for _, status in _files(self._folder / "programs")]
-        return len(plans), sum(plans) + sum(programs)
+        return len(plans), sum(plans) + sum(programs), len(records)
 
     def load(self, key: str) -> Stored | None:
         """What was stored under `key`, None if nothing sound is.

@@ -20,7 +20,6 @@ from cudnn_jax.graph import GraphNotSupportedError, data_type
 from support.standin import family
 
 BUILT: list[str] = []
-LOADED = frozenset(sys.modules)
 
 
 class _StandIn(BaseEngine):
@@ -428,6 +427,7 @@ def test_facts_of_a_graph_that_can_change_are_not_kept() -> None:
 @pytest.mark.parametrize("dsl", ["cutedsl", "cutile"])
 def test_a_dsl_older_than_the_minimum_is_a_decline(dsl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = {"cutedsl": cutedsl, "cutile": cutile}[dsl]
+    loaded = set(sys.modules)
     monkeypatch.setattr(NeedsDsl, "dsl", module)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2.3")
     monkeypatch.setattr(versions, "cutedsl", lambda: "1.2.3")
@@ -435,4 +435,4 @@ def test_a_dsl_older_than_the_minimum_is_a_decline(dsl: str, monkeypatch: pytest
         graph = planned()
     assert [plan.name for plan in graph.plans] == LAST
     assert " 1.2.3, " in reasons(graph)["needs-dsl"]
-    assert not {name for name in sys.modules if name in ("cutlass", "cuda.tile")} - LOADED
+    assert not {name for name in sys.modules if name in ("cutlass", "cuda.tile")} - loaded
