@@ -303,12 +303,11 @@ def _arrays(site: Site) -> tuple[list[jax.Array], list[str]]:
     """Operands to time with, and the names of those for which no values are known."""
     rng = np.random.default_rng(0)
     device = jax.local_devices()[0]
-    arrays = {name: jax.device_put(value(), device) for name, value in site.known.items()}
-    for name, aval in site.operands.items():
-        if name not in arrays and (drawn := _drawn(rng, aval)) is not None:
-            arrays[name] = jnp.asarray(drawn)
+    known = {name: jax.device_put(value(), device) for name, value in site.known.items()}
+    drawn = {name: _drawn(rng, aval) for name, aval in site.operands.items() if name not in known}
+    arrays = {name: jnp.asarray(array) for name, array in drawn.items() if array is not None} | known
     if site.operation.sample is not None:
-        arrays = {**site.operation.sample(site.config, site.operands, arrays)}
+        arrays |= {**site.operation.sample(site.config, site.operands, arrays), **known}
     missing = [name for name in site.operands if name not in arrays]
     return [arrays[name] for name in site.operands if name in arrays], missing
 

@@ -62,8 +62,8 @@ class Operation:
       broadcast: operands whose batch axis may stay 1.
       summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
       sample: (config, operand avals, arrays) -> arrays that stand for a caller's, to be timed with. It is given random
-        floats and booleans, and what is known of the caller's; integers that are not known are left out of `arrays`,
-        and it makes them. None where random numbers serve.
+        floats and booleans, and in their place the caller's own where these are known, which it cannot replace. It
+        returns the integers that are not known, and what must not be random. None where random numbers serve.
     """
 
     name: str

@@ -371,15 +371,17 @@ def _backward_results(config: SdpaConfig, avals: Avals) -> dict[str, jax.ShapeDt
     return {f"d_{name}": jax.ShapeDtypeStruct(avals[name].shape, avals[name].dtype) for name in wanted}
 
 
+_OF_BACKWARD = frozenset({"out", "lse", "d_out", "d_lse"})
+
+
 def _sample(config: SdpaConfig, avals: Avals, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Full lengths, and in the backward what the forward makes of the other operands."""
     full = {"query_lengths": avals["query"].shape[1], "key_value_lengths": avals["key"].shape[1]}
     made = {name: jnp.full(avals[name].shape, full[name], jnp.int32) for name in full if name in avals}
-    whole = {**made, **arrays}
     if "lse" in avals:
-        given = {name: whole[name] for name in avals if name not in ("out", "lse", "d_out", "d_lse")}
-        whole |= FORWARD.bind(_replace(config, stats=True, gradients=frozenset(), implementation="xla"), given)
-    return whole
+        given = {name: array for name, array in {**made, **arrays}.items() if name not in _OF_BACKWARD}
+        made |= FORWARD.bind(_replace(config, stats=True, gradients=frozenset(), implementation="xla"), given)
+    return made
 
 
 FORWARD = register(
