@@ -1,4 +1,4 @@
-"""Timing that can be trusted: candidates interleaved in one run, medians, ceilings measured beside them.
+"""The candidates of a comparison compiled and timed in turns, and the ceilings measured beside them.
 
 A candidate is a name and a function. All candidates of a comparison take the same arguments; each is compiled once,
 checked against a reference on poisoned memory, then timed in turns, so that drifts of clock and temperature fall on all
@@ -8,8 +8,7 @@ alike and a ratio is taken within a round.
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,24 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Function = Callable[..., Any]
+from cudnn_jax import _measure
+from cudnn_jax._measure import Effort, Function, Timing, one_line, poison, relative_error, wall_ms
 
-
-@dataclass(frozen=True)
-class Effort:
-    """How long a comparison may take.
-
-    Attributes:
-      rounds: turns of every candidate; one `slow_factor` times slower than the fastest takes `slow_rounds` only.
-      window_ms: calls are queued without waiting until about this long is filled.
-      threads: compilations at a time.
-    """
-
-    rounds: int = 15
-    window_ms: float = 15.0
-    slow_factor: float = 10.0
-    slow_rounds: int = 4
-    threads: int = 6
+__all__ = ["Effort", "Function", "Timing", "one_line", "poison", "relative_error", "wall_ms"]
 
 
 @dataclass(frozen=True)
@@ -47,32 +32,6 @@ class Ceilings:
 
     def roofline_ms(self, flops: float, nbytes: float) -> float:
         return max(flops / (self.matmul_tflop_s * 1e9), nbytes / (self.copy_gb_s * 1e6))
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds per call, one number a round; NaN for a round that was left out."""
-
-    rounds: np.ndarray
-
-    @property
-    def ms(self) -> float:
-        return float(np.nanmedian(self.rounds))
-
-    @property
-    def spread(self) -> float:
-        """Half the interquartile range."""
-        return half_iqr(self.rounds)
-
-    def ratio_to(self, peer: Timing) -> tuple[float, float]:
-        """Median and half interquartile range of peer / self over the rounds that both have."""
-        ratios = peer.rounds / self.rounds
-        return float(np.nanmedian(ratios)), half_iqr(ratios)
-
-
-def half_iqr(values: np.ndarray) -> float:
-    low, high = np.nanpercentile(values, [25, 75])
-    return float(high - low) / 2
 
 
 def compile_all(
@@ -90,59 +49,13 @@ def compile_all(
     return compiled, {name: error for name, error in errors.items() if error is not None}
 
 
-def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 240 else text[:237] + "..."
-
-
-def poison(shapes: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """Leaves NaN in free memory of the sizes that results will take, so that an unwritten element shows."""
-    held = [jnp.full(x.shape, jnp.nan, x.dtype) for x in shapes]
-    jax.block_until_ready(held)
-    for x in held:
-        x.delete()
-
-
-def relative_error(got: jax.Array, want: jax.Array) -> float:
-    """||got - want|| over the larger of ||want|| and a hundredth of the norm of unit-scale numbers; NaN stays NaN."""
-    return float(_relative_error(got, want))
-
-
-@jax.jit
-def _relative_error(got: jax.Array, want: jax.Array) -> jax.Array:
-    got, want = got.astype(jnp.float32).ravel(), want.astype(jnp.float32).ravel()
-    return jnp.linalg.norm(got - want) / jnp.maximum(jnp.linalg.norm(want), 1e-2 * want.size**0.5)
-
-
 def interleave(
     compiled: Mapping[str, Function], arguments: Sequence[Any], effort: Effort, seed: int
 ) -> dict[str, Timing]:
     """Times all candidates in turns, in a fresh random order each round."""
-    estimates = {name: _estimate(fn, arguments, effort.window_ms) for name, fn in compiled.items()}
-    fastest = min(estimates.values(), default=0.0)
-    calls = {name: int(np.clip(round(effort.window_ms / ms), 1, 200)) for name, ms in estimates.items()}
-    slow = {name for name, ms in estimates.items() if ms > effort.slow_factor * fastest}
-    rounds = {name: np.full(effort.rounds, np.nan) for name in compiled}
     rng = np.random.default_rng(seed)
-    for turn in range(effort.rounds):
-        for name in rng.permutation(list(compiled)):
-            if name not in slow or turn < effort.slow_rounds:
-                rounds[name][turn] = wall_ms(compiled[name], arguments, calls[name])
-    return {name: Timing(values) for name, values in rounds.items()}
-
-
-def _estimate(fn: Function, arguments: Sequence[Any], window_ms: float) -> float:
-    ms = wall_ms(fn, arguments, 1)
-    return ms if ms > window_ms else min(wall_ms(fn, arguments, 3) for _ in range(3))
-
-
-def wall_ms(fn: Function, arguments: Sequence[Any], calls: int) -> float:
-    """Milliseconds per call: `calls` queued at once, from an idle device until the last is done."""
-    began = time.perf_counter()
-    for _ in range(calls):
-        out = fn(*arguments)
-    jax.block_until_ready(out)
-    return (time.perf_counter() - began) * 1e3 / calls
+    orders = (rng.permutation(list(compiled)) for _ in range(effort.rounds))
+    return _measure.interleave(compiled, arguments, effort, orders)
 
 
 def measure_ceilings(quick: bool) -> Ceilings:

@@ -69,9 +69,7 @@ def knobs_of(graph: Any, engine: str) -> tuple[Any, dict[str, int]]:
     from cudnn_jax.engines.target import named
 
     graph.create_execution_plans(target=named("h200"), implementation=engine)
-    family = manifest.family_for(graph)
-    assert family is not None
-    return manifest.resolve(family.analyzer)(graph), dict(graph.plans[0].knobs)
+    return manifest.facts_of(graph, manifest.family_for(graph)), dict(graph.plans[0].knobs)
 
 
 def cutlass_call() -> Step:

@@ -16,6 +16,8 @@ _EXPORTS = {
     "pygraph": "cudnn_jax.engines.planning",
     "explain": "cudnn_jax._explain",
     "Explanation": "cudnn_jax._explain",
+    "autotune": "cudnn_jax._autotune",
+    "AutotuneResult": "cudnn_jax._autotune",
     "Handle": "cudnn_jax._eager",
     "create_handle": "cudnn_jax._eager",
     "destroy_handle": "cudnn_jax._eager",
@@ -33,6 +35,8 @@ _EXPORTS = {
 _MODULES = ("aot", "engines", "flax", "graph", "ops")
 
 if TYPE_CHECKING:
+    from cudnn_jax._autotune import AutotuneResult as AutotuneResult
+    from cudnn_jax._autotune import autotune as autotune
     from cudnn_jax._eager import DeviceInfo as DeviceInfo
     from cudnn_jax._eager import DeviceView as DeviceView
     from cudnn_jax._eager import Handle as Handle

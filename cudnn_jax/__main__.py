@@ -38,6 +38,13 @@ COMMANDS = (
         run="explain",
     ),
     Command(
+        ("autotune",),
+        "times every plan of a call on this device, and keeps the fastest for later traces",
+        "_described",
+        (*ARGUMENTS, ("--quiet", {"action": "store_true", "help": "show no progress"}), _JSON),
+        run="autotune",
+    ),
+    Command(
         ("build",),
         "builds a call's programs for a GPU, which need not be here, into a folder for CUDNN_JAX_PROGRAMS",
         "_described",

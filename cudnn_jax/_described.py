@@ -1,4 +1,4 @@
-"""`explain` and `build` for a call that is described on the command line, such as
+"""`explain`, `autotune` and `build` for a call that is described on the command line, such as
 
 python -m cudnn_jax explain sdpa 4x4096x16x128 --set is_causal=True --gradient --target h200
 """
@@ -52,13 +52,18 @@ def explain(target: str | None, as_json: bool, **described: Any) -> int:
     def run() -> None:
         fn, arrays = _call(**described)
         with cudnn_jax.aot.target(target) if target else nullcontext():
-            told = cudnn_jax.explain(fn, *arrays)
-        if as_json:
-            print(told.to_json())
-        else:
-            from rich.console import Console
+            _print(cudnn_jax.explain(fn, *arrays), as_json)
 
-            Console(width=None if sys.stdout.isatty() else 160).print(told)
+    return _guarded(run)
+
+
+def autotune(quiet: bool, as_json: bool, **described: Any) -> int:
+    """Times every plan on this device, keeps the fastest and prints what was found."""
+    import cudnn_jax
+
+    def run() -> None:
+        fn, arrays = _call(**described)
+        _print(cudnn_jax.autotune(fn, *arrays, quiet=quiet), as_json)
 
     return _guarded(run)
 
@@ -77,6 +82,15 @@ def build(target: str, out: str, **described: Any) -> int:
             )
 
     return _guarded(run)
+
+
+def _print(told: Any, as_json: bool) -> None:
+    if as_json:
+        print(told.to_json())
+    else:
+        from rich.console import Console
+
+        Console(width=None if sys.stdout.isatty() else 160).print(told)
 
 
 def _call(

@@ -144,10 +144,10 @@ def _cache() -> Finding:
         if store is None:
             return Finding("cache", "missing", "switched off, or no home", meaning)
         problem = trust.reason_against(store.folder) if store.folder.exists() else None
-        plans, nbytes = store.size()
+        plans, nbytes, records = store.size()
     except Exception as error:
         return Finding("cache", "broken", _line(error), meaning)
-    found = problem or f"{store.folder}: {plans} plans, {nbytes / 2**20:.1f} MiB"
+    found = problem or f"{store.folder}: {plans} plans, {nbytes / 2**20:.1f} MiB, {records} autotune records"
     return Finding("cache", "broken" if problem else "ok", found, meaning)
 
 

@@ -11,16 +11,18 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from cudnn_jax import _target
+from cudnn_jax._printed import Printed
 from cudnn_jax._sites import sites
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Printed):
     """What runs: one row for each distinct operation, in the order of the traced function.
 
     Each row is a dict with `operation`, `count`, `facts`, `family`, `engine`, `plan`, `workspace` (bytes), `artifact`
     ("program" or "inline"), `plans` (the ranked list by name), `declines` ([engine, reason] pairs) and `notes` (copies
-    that could not be avoided) and `origin` ("planned here", or the folder and the release that the plan comes from).
+    that could not be avoided) and `origin` ("planned here", "autotune record" with its time, or the folder and the
+    release that the plan comes from).
     """
 
     target: str
@@ -49,17 +51,11 @@ class Explanation:
             table.add_row(
                 row["operation"] + (f" x{row['count']}" if row["count"] > 1 else ""),
                 row["facts"],
-                row["plan"],
+                row["plan"] + (f"\n({row['origin']})" if row["origin"].startswith("autotune") else ""),
                 f"{row['workspace']:,} B",
                 "\n".join(others),
             )
         yield table
-
-    def __str__(self) -> str:
-        console = Console(width=160, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

@@ -1,32 +1,45 @@
-"""Where a function calls operations of this package: what `explain` plans and `aot.build` builds."""
+"""Where a function calls operations of this package: what `explain` plans, `aot.build` builds and `autotune` times."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from cudnn_jax.engines.planning import Planned, plan
 from cudnn_jax.engines.target import Target
 from cudnn_jax.ops import _primitive
 
+Known = dict[Any, Callable[[], Any]]
+"""Variable of a jaxpr -> what gives its value."""
+
 
 @dataclass(frozen=True)
 class Site:
-    """One distinct operation of a traced function: its operands' shapes and options, and how often it occurs."""
+    """One distinct operation of a traced function: its operands' shapes and options, and how often it occurs.
+
+    `known` gives the values of those operands that the function's arguments settle, at the first place where the
+    operation occurs: arguments and constants that reach it unchanged, and integers and booleans that are computed of
+    such alone.
+    """
 
     operation: _primitive.Operation
     operands: Mapping[str, jax.ShapeDtypeStruct]
     config: Any
     notes: tuple[str, ...]
     count: int
+    known: Mapping[str, Callable[[], Any]] = field(compare=False, repr=False)
+
+    def built(self) -> _primitive.BuiltGraph:
+        return self.operation.build(self.config, self.operands)
 
     def graph(self) -> Any:
-        return self.operation.build(self.config, self.operands).graph
+        return self.built().graph
 
     def plan(self, target: Target) -> Planned:
         return plan(self.graph(), target, self.config.implementation)
@@ -38,19 +51,23 @@ def sites(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Site]:
     Keywords of a function that is not jitted stay as they are, unless they hold arrays only.
     """
     if hasattr(fn, "trace"):
-        traced = fn.trace(*args, **kwargs).jaxpr
+        traced, given = fn.trace(*args, **kwargs).jaxpr, jax.tree.leaves((args, kwargs))
     else:
         static = {name: value for name, value in kwargs.items() if not _holds_arrays(value)}
         arrays = {name: value for name, value in kwargs.items() if name not in static}
         traced = jax.make_jaxpr(functools.partial(fn, **static))(*args, **arrays)
+        given = jax.tree.leaves((args, arrays))
     by_name = {f"cudnn_jax.{name}": operation for name, operation in _primitive.OPERATIONS.items()}
     counts: dict[tuple[Any, ...], int] = {}
-    for eqn in _equations(traced.jaxpr):
+    settled: dict[tuple[Any, ...], dict[str, Callable[[], Any]]] = {}
+    for eqn, known in _equations(traced.jaxpr, _arguments(traced, given)):
         if eqn.primitive.name in by_name:
             avals = tuple((var.aval.shape, var.aval.dtype) for var in eqn.invars)
             params = eqn.params
             key = (eqn.primitive.name, params["names"], avals, params["config"], params["notes"])
             counts[key] = counts.get(key, 0) + 1
+            named = zip(params["names"], eqn.invars, strict=True)
+            settled.setdefault(key, {name: value for name, atom in named if (value := _value(atom, known))})
     return [
         Site(
             operation=by_name[name],
@@ -58,6 +75,7 @@ def sites(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Site]:
             config=config,
             notes=notes,
             count=count,
+            known=settled[name, names, avals, config, notes],
         )
         for (name, names, avals, config, notes), count in counts.items()
     ]
@@ -68,8 +86,68 @@ def _holds_arrays(value: Any) -> bool:
     return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def _equations(jaxpr: Any, known: Known) -> Iterator[tuple[Any, Known]]:
+    """Every equation, those of inner functions behind the one that holds them, with the values known at its place."""
     for eqn in jaxpr.eqns:
-        yield eqn
+        yield eqn, known
         for inner in core.jaxprs_in_params(eqn.params):
-            yield from _equations(inner)
+            yield from _equations(inner, _handed_on(eqn, inner, known))
+        _settle(eqn, known)
+
+
+# Values
+
+
+def _arguments(traced: Any, given: list[Any]) -> Known:
+    """Of constants and of arguments that are there. A function with static arguments hides which are which."""
+    pairs = [*zip(traced.jaxpr.constvars, traced.consts, strict=True)]
+    if len(given) == len(traced.jaxpr.invars):
+        pairs += zip(traced.jaxpr.invars, given, strict=True)
+    return {var: functools.partial(jnp.asarray, value) for var, value in pairs if _is_there(value)}
+
+
+def _is_there(value: Any) -> bool:
+    return not isinstance(value, jax.ShapeDtypeStruct | jax.core.Tracer)
+
+
+def _value(atom: Any, known: Known) -> Callable[[], Any] | None:
+    if isinstance(atom, core.Literal):
+        return functools.partial(jnp.asarray, atom.val, atom.aval.dtype)
+    return known.get(atom)
+
+
+def _handed_on(eqn: Any, inner: Any, known: Known) -> Known:
+    """What an inner function knows. Its arguments are the equation's last; in a loop, this holds the first time round.
+
+    An argument of another shape is a part of what was handed on.
+    """
+    given = eqn.invars[len(eqn.invars) - len(inner.invars) :] if len(inner.invars) <= len(eqn.invars) else []
+    return {
+        var: value
+        for var, atom in zip(inner.invars, given, strict=False)
+        if (value := _value(atom, known)) and (var.aval.shape, var.aval.dtype) == (atom.aval.shape, atom.aval.dtype)
+    }
+
+
+def _settle(eqn: Any, known: Known) -> None:
+    """Adds an equation's results where it makes integers and booleans of known values. They are computed when asked."""
+    values = [value for atom in eqn.invars if (value := _value(atom, known))]
+    plain = not eqn.effects and not eqn.primitive.name.startswith("custom_")
+    if len(values) < len(eqn.invars) or not plain or not all(map(_is_discrete, eqn.outvars)):
+        return
+    results = functools.cache(functools.partial(_evaluate, eqn, values))
+    for at, var in enumerate(eqn.outvars):
+        known[var] = functools.partial(_one_of, results, at)
+
+
+def _is_discrete(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.integer) or var.aval.dtype == jnp.bool_
+
+
+def _evaluate(eqn: Any, values: list[Callable[[], Any]]) -> list[Any]:
+    results = eqn.primitive.bind(*(value() for value in values), **eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _one_of(results: Callable[[], list[Any]], at: int) -> Any:
+    return results()[at]

@@ -14,7 +14,11 @@ from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, pygraph
 
 NAME = "cudnn"
-MODES = ("A", "FALLBACK")
+MODES = ("A", "B", "FALLBACK")
+NOT_PLANS = (
+    "mode OPENSOURCE: the open-source engines in the frontend's headers are no plans of cuDNN, "
+    "and a program cannot carry them"
+)
 
 
 @dataclass
@@ -79,7 +83,7 @@ def propose(
     """cuDNN's plans for `graph`, one heuristic mode at a time so that each entry carries its mode.
 
     `prefill` holds the words to write over outputs first, by position. Where at least one mode has plans, the refusal
-    of another is not a decline.
+    of another is not a decline. Mode "OPENSOURCE" is A without cuDNN's plans, and has none here.
     """
     libraries.locate()
     try:
@@ -103,4 +107,5 @@ def propose(
             if config not in session.index:
                 session.index[config] = at
                 plans.append(config)
-    return session, plans, [] if plans else [Decline(NAME, reason) for reason in refusals]
+    reasons = [*(refusals if not plans else ()), *([NOT_PLANS] if "OPENSOURCE" in modes else ())]
+    return session, plans, [Decline(NAME, reason) for reason in reasons]

@@ -24,6 +24,7 @@ import platformdirs
 from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
 from cudnn_jax.engines import cutile, trust, versions
+from cudnn_jax.engines.base import PlanConfig
 from cudnn_jax.engines.manifest import family_for
 from cudnn_jax.engines.store import Store, Stored
 from cudnn_jax.engines.target import Target
@@ -35,10 +36,13 @@ PROGRAMS_VARIABLE = "CUDNN_JAX_PROGRAMS"
 DEFAULT_BYTES = 4 << 30
 
 
-def found(graph: pygraph, target: Target, implementation: str | None) -> Iterator[tuple[Stored, str]]:
+def found(
+    graph: pygraph, target: Target, implementation: str | None, chosen: PlanConfig | None = None
+) -> Iterator[tuple[Stored, str]]:
     """What earlier processes planned for the frozen graph, and where it was found; the best first.
 
-    Programs are for GPUs: so is the cache.
+    Programs are for GPUs: so is the cache. Of a plan that a record of this machine has `chosen`, only what was made for
+    that record is found.
 
     Raises:
       OSError: the folder of `CUDNN_JAX_PROGRAMS` is not there, or somebody else could write into it.
@@ -46,25 +50,27 @@ def found(graph: pygraph, target: Target, implementation: str | None) -> Iterato
     if target.platform != "cuda":
         return
     ahead = ahead_of_time_store()
-    if ahead and (stored := ahead.load(portable_key(graph, target, implementation))):
+    if ahead and chosen is None and (stored := ahead.load(portable_key(graph, target, implementation))):
         yield stored, f"{PROGRAMS_VARIABLE}, made by cudnn_jax {stored.release}"
     cache = cache_store()
     if cache:
         try:
-            stored = cache.load(local_key(graph, target, implementation))
+            stored = cache.load(local_key(graph, target, implementation, chosen))
         except OSError as error:
-            _warn(str(error))
+            warn_unread(error)
             return
         if stored:
             yield stored, "cache"
 
 
-def keep(graph: pygraph, target: Target, implementation: str | None, stored: Stored) -> None:
+def keep(
+    graph: pygraph, target: Target, implementation: str | None, stored: Stored, chosen: PlanConfig | None = None
+) -> None:
     """Keeps a plan for later processes, in the user's cache. One that cannot be written costs the next a plan."""
     cache = cache_store() if target.platform == "cuda" else None
     if cache:
         with contextlib.suppress(OSError):
-            cache.store(local_key(graph, target, implementation), stored)
+            cache.store(local_key(graph, target, implementation, chosen), stored)
 
 
 def ahead_of_time_store() -> Store | None:
@@ -88,10 +94,19 @@ def _limit() -> int:
     return int(given)
 
 
+def warn_unread(error: OSError) -> None:
+    """Says once why the cache does not serve. Planning goes on without it."""
+    _warn(str(error))
+
+
 @functools.lru_cache(maxsize=16)
 def _warn(problem: str) -> None:
-    """Says once why the cache does not serve. Planning goes on without it."""
     warnings.warn(f"no plan is taken from the cache: {problem}; {CACHE_VARIABLE} names another folder", stacklevel=2)
+
+
+def record_key(graph: pygraph, target: Target) -> str:
+    """The key of an autotune record: what was measured, and on which kind of device."""
+    return _digest(_what(graph, target, None))
 
 
 def portable_key(graph: pygraph, target: Target, implementation: str | None) -> str:
@@ -99,14 +114,15 @@ def portable_key(graph: pygraph, target: Target, implementation: str | None) -> 
     return _digest(_what(graph, target, implementation))
 
 
-def local_key(graph: pygraph, target: Target, implementation: str | None) -> str:
-    """The key of a plan that was ranked and built with the versions that are here."""
+def local_key(graph: pygraph, target: Target, implementation: str | None, chosen: PlanConfig | None = None) -> str:
+    """The key of a plan that was ranked, or chosen by a record, and built with the versions that are here."""
     family = family_for(graph)
     offered = [slot.name for slot in family.slots if slot.offered()] if family else []
     # Variables of the DSLs change what they compile.
     variables = {name: value for name, value in os.environ.items() if name.startswith(("CUTE_DSL_", "CUDA_TILE_"))}
-    here = {"offered": offered, "variables": variables, "versions": _versions()}
-    return _digest({**_what(graph, target, implementation), **here})
+    here = {"offered": offered, "variables": variables, "versions": versions_here()}
+    identity = None if chosen is None else [chosen.engine_id, chosen.knobs]
+    return _digest({**_what(graph, target, implementation), **here, "chosen": identity})
 
 
 def _what(graph: pygraph, target: Target, implementation: str | None) -> dict[str, Any]:
@@ -122,7 +138,8 @@ def _what(graph: pygraph, target: Target, implementation: str | None) -> dict[st
 
 
 @functools.cache
-def _versions() -> dict[str, Any]:
+def versions_here() -> dict[str, Any]:
+    """The version of everything that a plan depends on, None for what is not here."""
     from cudnn_jax import __version__
 
     here = versions.versions()

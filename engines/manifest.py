@@ -128,6 +128,22 @@ def family_for(graph: pygraph) -> EngineFamily | None:
     return named[0] if len(named) == 1 else None
 
 
+def facts_of(graph: pygraph, family: EngineFamily | None) -> Any:
+    """The record of a graph, None without a family: parsed once for each analyzer, and hung on the frozen graph.
+
+    Ranking and every engine read this one record. A graph that can still change is parsed anew at every call.
+    """
+    if family is None:
+        return None
+    analyze = resolve(family.analyzer)
+    if not graph.frozen:
+        return analyze(graph)
+    parsed: dict[Callable[..., Any], Any] = graph.__dict__.setdefault("_facts", {})
+    if analyze not in parsed:
+        parsed[analyze] = analyze(graph)
+    return parsed[analyze]
+
+
 def instantiate(family: EngineFamily, slot: EngineSlot) -> BaseEngine:
     engine: BaseEngine = resolve(slot.factory)(ids.engine_id(family.name, slot.slot))
     return engine

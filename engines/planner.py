@@ -55,7 +55,7 @@ class Planner:
         self.target = request.target
         self.declines: list[Decline] = []
         self.family = manifest.family_for(graph)
-        self.facts: Any = manifest.resolve(self.family.analyzer)(graph) if self.family else None
+        self.facts: Any = manifest.facts_of(graph, self.family)
         self.pinned: int | None = None
         self._judges: list[Judge] = []
         self._engines: dict[int, BaseEngine] = {}
@@ -100,6 +100,7 @@ class Planner:
 
     def _offered(self) -> list[PlanConfig]:
         """One entry for each knob setting of each of the family's engines that accepts the graph."""
+        mode = next(iter(self.request.modes), None)
         configs: list[PlanConfig] = []
         for slot in self.family.slots if self.family else ():
             if not slot.offered():
@@ -109,7 +110,7 @@ class Planner:
             engine = manifest.instantiate(self.family, slot)
             try:
                 for knobs in engine.configs(self.graph, self.facts, self.target):
-                    configs.append(replace(_plan_of(engine, knobs), mode="A"))
+                    configs.append(replace(_plan_of(engine, knobs), mode=mode))
             except DECLINES as error:
                 self._declined(engine.name, error)
                 continue
@@ -142,8 +143,8 @@ class Planner:
         if reason is None:
             self._derived = derived_graph(self.family, graph, facts)
             if self._derived is not None:
-                assert self.family is not None
-                graph, facts = self._derived.graph, manifest.resolve(self.family.analyzer)(self._derived.graph)
+                graph = self._derived.graph
+                facts = manifest.facts_of(graph, self.family)
         if reason is None and self.family and self.family.backend_limits:
             reason = manifest.resolve(self.family.backend_limits)(facts, self.target)
         if reason:
@@ -159,6 +160,16 @@ class Planner:
         if not 0 <= index < len(self.plans):
             raise IndexError(f"{caller}({index}): the list has {len(self.plans)} plans")
         return index
+
+    def position(self, identity: PlanConfig) -> int:
+        """The position of a plan.
+
+        Raises:
+          GraphNotSupportedError: the list has no such plan.
+        """
+        if identity not in self.plans:
+            raise GraphNotSupportedError(f"{identity.name} is no plan of {self.subject} here")
+        return self.plans.index(identity)
 
     def pin(self, index: int) -> None:
         """Settles on one plan. A program that was built before may not say so, and is built again."""

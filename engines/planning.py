@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
-from cudnn_jax.engines import cache, execution, manifest
+from cudnn_jax.engines import cache, execution, manifest, records
 from cudnn_jax.engines.base import DECLINES, Artifact, Decline, PlanConfig, Program
 from cudnn_jax.engines.notes import behavior_note, numerical_note, parse
-from cudnn_jax.engines.planner import Planner, Request, derived_graph, knob_pairs, subject
+from cudnn_jax.engines.planner import Planner, Request, derived_graph, knob_pairs, one_line, subject
 from cudnn_jax.engines.program import program_of
 from cudnn_jax.engines.store import Stored
 from cudnn_jax.engines.target import CPU, Target
+from cudnn_jax.graph import GraphNotSupportedError
 
 DEFAULT_MODES = ("A", "FALLBACK")
 
@@ -38,7 +39,8 @@ class pygraph(graph_room.pygraph):
         """Freezes the graph and ranks the plans for `target`.
 
         Args:
-          modes: heuristic modes in order of preference: "A", "FALLBACK", "OPENSOURCE".
+          modes: heuristic modes in order of preference: "A" and "B", our kernels and what cuDNN ranks; "FALLBACK", what
+            cuDNN takes to serve anything; "OPENSOURCE", our kernels without cuDNN. The reference engine is behind all.
           target: what the plan will run on.
           implementation: None for all; else "cudnn", "cutedsl", "cutile", "xla", an engine's name, or a plan's name.
 
@@ -223,7 +225,8 @@ class Planned:
     subject: str
     """What was planned, in one line for people."""
     origin: str = "planned here"
-    """Where it comes from: planned in this process, or the folder that it was found in and the release that made it."""
+    """Where it comes from: planned in this process, an autotune record and its time, or the folder that it was found in
+    and the release that made it."""
 
 
 _MEMO_SIZE = 256
@@ -234,21 +237,21 @@ _memo_lock = threading.Lock()
 def plan(graph: pygraph, target: Target, implementation: str | None = None) -> Planned:
     """Plans and builds `graph` for `target`, once for each (graph hash, target, implementation) in this process.
 
-    Freezes the graph, and leaves its own one planning to the caller.
+    The plan of an autotune record goes ahead of the ranking, where the user names no `implementation`. Freezes the
+    graph, and leaves its own one planning to the caller.
     """
     graph.freeze()
     family = manifest.family_for(graph)
     opted = tuple(slot.offered() for slot in family.slots) if family else ()
-    key = (graph.hash(), target, implementation, family, opted)
+    record = records.find(graph, target) if implementation is None else None
+    key = (graph.hash(), target, implementation, family, opted, record)
     with _memo_lock:
         if key in _memo:
             _memo.move_to_end(key)
             return _memo[key]
-    planned = None
-    for stored, origin in cache.found(graph, target, implementation):
-        planned = planned or _restored(graph, target, family, stored, origin)
+    planned = _recorded(graph, target, family, record) if record else None
     if planned is None:
-        planned = _planned(graph, target, implementation)
+        planned = _found_or_planned(graph, target, family, implementation)
     with _memo_lock:
         _memo[key] = planned
         while len(_memo) > _MEMO_SIZE:
@@ -256,14 +259,42 @@ def plan(graph: pygraph, target: Target, implementation: str | None = None) -> P
     return planned
 
 
-def _planned(graph: pygraph, target: Target, implementation: str | None) -> Planned:
+def _recorded(
+    graph: pygraph, target: Target, family: manifest.EngineFamily | None, record: records.Record
+) -> Planned | None:
+    """What a record says to run; None, with a warning, where it does not hold here any more."""
+    try:
+        if reason := record.outdated():
+            raise GraphNotSupportedError(reason)
+        planned = _found_or_planned(graph, target, family, None, record.plan)
+    except DECLINES as error:
+        records.ignore(graph, target, record, subject(graph, manifest.facts_of(graph, family)), one_line(error))
+        return None
+    return replace(planned, origin=f"autotune record, {record.ms:.4g} ms")
+
+
+def _found_or_planned(
+    graph: pygraph,
+    target: Target,
+    family: manifest.EngineFamily | None,
+    implementation: str | None,
+    chosen: PlanConfig | None = None,
+) -> Planned:
+    for stored, origin in cache.found(graph, target, implementation, chosen):
+        if restored := _restored(graph, target, family, stored, origin):
+            return restored
+    return _planned(graph, target, implementation, chosen)
+
+
+def _planned(graph: pygraph, target: Target, implementation: str | None, chosen: PlanConfig | None) -> Planned:
+    """Ranks, and builds the first plan that builds, or the one that is `chosen` of the list."""
     planner = Planner(graph, Request(target, DEFAULT_MODES, implementation))
-    config, artifact = planner.build(planner.first())
+    config, artifact = planner.build(planner.first() if chosen is None else planner.position(chosen))
     plans, declines = tuple(planner.plans), tuple(planner.declines)
     name = planner.family.name if planner.family else None
     planned = Planned(config, artifact, plans, declines, name, planner.facts, planner.subject)
     if not planner.transient:
-        cache.keep(graph, target, implementation, stored_of(planned))
+        cache.keep(graph, target, implementation, stored_of(planned), chosen)
     return planned
 
 
@@ -283,7 +314,7 @@ def _restored(
     graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored, origin: str
 ) -> Planned | None:
     """What an earlier process found, None where this release makes something else of it."""
-    facts = manifest.resolve(family.analyzer)(graph) if family else None
+    facts = manifest.facts_of(graph, family)
     artifact: Artifact
     if stored.program is not None:
         try:

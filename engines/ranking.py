@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cudnn_jax.engines.base import PlanConfig
 from cudnn_jax.engines.target import Target
+
+_OURS = frozenset({"A", "B", "OPENSOURCE"})
+"""Modes that ask for our kernels, which have one order among themselves. "OPENSOURCE" asks for nothing else."""
 
 
 def recommend(
@@ -16,8 +20,14 @@ def recommend(
     backend_plans: Sequence[PlanConfig],
     target: Target,
 ) -> list[PlanConfig]:
-    """The plan list, best first: our kernels, cuDNN's plans in the order of `modes`, the reference."""
+    """The plan list, best first: mode by mode our kernels and then cuDNN's plans, and behind all modes the reference.
+
+    Each entry carries the mode that asks for it first; the reference, which serves in any, the last.
+    """
     ours = [plan for plan in offered if plan.engine != "xla"]
-    backend = sorted(backend_plans, key=lambda plan: modes.index(plan.mode or "A"))
-    reference = [plan for plan in offered if plan.engine == "xla"]
-    return [*ours, *backend, *reference]
+    ranked: list[PlanConfig] = []
+    for mode in modes:
+        ranked += [replace(plan, mode=mode) for plan in ours if mode in _OURS]
+        ranked += [plan for plan in backend_plans if plan.mode == mode]
+    last = modes[-1] if modes else None
+    return [*ranked, *(replace(plan, mode=last) for plan in offered if plan.engine == "xla")]

@@ -1,9 +1,9 @@
 """What planning found, kept on disk: a later process runs the same plan without a compiler or cuDNN's heuristics.
 
-Two kinds of file below one folder: `plans/KEY` says which plan serves a graph on a target and why others do not, and
-`programs/SHA256` is a program, named by its content. Files are written aside and moved into place, so that many
-processes may share a folder and one that dies in the middle leaves nothing half written. A file that does not hold
-what its name says is dropped and made anew.
+Three kinds of file below one folder: `plans/KEY` says which plan serves a graph on a target and why others do not,
+`programs/SHA256` is a program, named by its content, and `records/KEY` is what autotuning measured. Files are written
+aside and moved into place, so that many processes may share a folder and one that dies in the middle leaves nothing
+half written. A file that does not hold what its name says is dropped and made anew.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Store:
     """A folder of plans and programs, that is read only where nobody else can write.
 
     Args:
-      limit: the most bytes of files, None for any number; the longest unused go first.
+      limit: the most bytes of plans and programs, None for any number; the longest unused go first. Records stay.
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
@@ -65,11 +65,14 @@ class Store:
     def folder(self) -> Path:
         return self._folder
 
-    def size(self) -> tuple[int, int]:
-        """(plans, bytes of plans and programs) that are kept."""
-        plans = [status.st_size for path, status in _files(self._folder / "plans") if not path.name.startswith(".")]
+    def size(self) -> tuple[int, int, int]:
+        """(plans, bytes of plans and programs, autotune records) that are kept."""
+        plans, records = (
+            [status.st_size for path, status in _files(self._folder / kind) if not path.name.startswith(".")]
+            for kind in ("plans", "records")
+        )
         programs = [status.st_size for _, status in _files(self._folder / "programs")]
-        return len(plans), sum(plans) + sum(programs)
+        return len(plans), sum(plans) + sum(programs), len(records)
 
     def load(self, key: str) -> Stored | None:
         """What was stored under `key`, None if nothing sound is.
@@ -77,7 +80,7 @@ class Store:
         Raises:
           UntrustedPathError: somebody else could have written what is there.
         """
-        record = self._read_plan(key)
+        record = self._read_sealed("plans", key)
         if record is None:
             return None
         program = None
@@ -86,8 +89,8 @@ class Store:
             if program is None:
                 return None
         return Stored(
-            plan=_config(record["plan"]),
-            plans=tuple(map(_config, record["plans"])),
+            plan=config_of(record["plan"]),
+            plans=tuple(map(config_of, record["plans"])),
             declines=tuple(Decline(*pair) for pair in record["declines"]),
             program=program,
             derived=record["derived"],
@@ -105,8 +108,8 @@ class Store:
             digest = hashlib.sha256(stored.program).hexdigest()
             self._write(self._folder / "programs" / digest, stored.program)
         record = {
-            "plan": _fields(stored.plan),
-            "plans": [_fields(plan) for plan in stored.plans],
+            "plan": fields_of(stored.plan),
+            "plans": [fields_of(plan) for plan in stored.plans],
             "declines": [[decline.engine, decline.reason] for decline in stored.declines],
             "program": digest,
             "derived": stored.derived,
@@ -116,8 +119,24 @@ class Store:
         if self._limit is not None:
             self._shrink(self._limit)
 
-    def _read_plan(self, key: str) -> dict[str, Any] | None:
-        path = self._folder / "plans" / key
+    def load_record(self, key: str) -> dict[str, Any] | None:
+        """The autotune record under `key`, None if nothing sound is.
+
+        Raises:
+          UntrustedPathError: somebody else could have written what is there.
+        """
+        return self._read_sealed("records", key)
+
+    def store_record(self, key: str, record: Mapping[str, Any]) -> None:
+        """Keeps an autotune record, in the place of an earlier one.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        self._write(self._folder / "records" / key, _sealed(record))
+
+    def _read_sealed(self, kind: str, key: str) -> dict[str, Any] | None:
+        path = self._folder / kind / key
         data = _read(path)
         try:
             return None if data is None else _opened(data)
@@ -162,6 +181,8 @@ class Store:
 
 def _read(path: Path) -> bytes | None:
     """A file's content, and a mark that it was used now; None where there is none."""
+    if not path.exists():  # most often so for records, and cheaper to ask than whom the folders belong to
+        return None
     try:
         data = trust.require(path).read_bytes()
     except trust.UntrustedPathError:
@@ -207,7 +228,8 @@ def _opened(data: bytes) -> dict[str, Any]:
     return record
 
 
-def _fields(plan: PlanConfig) -> dict[str, Any]:
+def fields_of(plan: PlanConfig) -> dict[str, Any]:
+    """A plan in the types of a file."""
     return {
         "engine_id": plan.engine_id,
         "knobs": [list(pair) for pair in plan.knobs],
@@ -219,6 +241,7 @@ def _fields(plan: PlanConfig) -> dict[str, Any]:
     }
 
 
-def _config(fields: Mapping[str, Any]) -> PlanConfig:
+def config_of(fields: Mapping[str, Any]) -> PlanConfig:
+    """The plan of `fields_of`."""
     knobs = tuple((name, value) for name, value in fields["knobs"])
     return PlanConfig(**{**fields, "knobs": knobs, "notes": frozenset(fields["notes"])})

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cudnn_jax import _autotune
 from cudnn_jax.__main__ import main
+from cudnn_jax._measure import Effort
 
 QUERY, KEY = "2x64x4x32", "2x48x2x32"
 
@@ -30,6 +32,18 @@ def test_explain_describes_the_call(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "sdpa", QUERY]) == 0
     assert "operations on cpu" in capsys.readouterr().out
+
+
+def test_autotune_prints_json_or_a_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_autotune, "EFFORT", Effort(rounds=2, window_ms=0.1))
+    assert main(["autotune", "sdpa", QUERY, "--set", "is_causal=True", "--json", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = json.loads(out)["rows"]
+    assert (row["operation"], row["chosen"], row["recorded"]) == ("sdpa_fwd", "xla", False) and err.strip() == ""
+    assert main(["autotune", "sdpa", QUERY]) == 0
+    assert "* chosen, not recorded" in capsys.readouterr().out
 
 
 def test_build_fills_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

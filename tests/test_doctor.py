@@ -54,11 +54,13 @@ def test_the_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     assert finding().status == "missing"  # the tests switch it off
     monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(tmp_path))
-    assert (finding().status, finding().found) == ("ok", f"{tmp_path}/v1: 0 plans, 0.0 MiB")
+    store = Store(tmp_path)
+    assert (finding().status, finding().found) == ("ok", f"{store.folder}: 0 plans, 0.0 MiB, 0 autotune records")
     plan = PlanConfig(3, (), engine="cudnn", kind="cudnn")
-    Store(tmp_path).store("key", Stored(plan, (plan,), (), bytes(3 << 20), False))
-    assert finding().found == f"{tmp_path}/v1: 1 plans, 3.0 MiB"
-    (tmp_path / "v1").chmod(0o777)
+    store.store("key", Stored(plan, (plan,), (), bytes(3 << 20), False))
+    store.store_record("key", {})
+    assert finding().found == f"{store.folder}: 1 plans, 3.0 MiB, 1 autotune records"
+    store.folder.chmod(0o777)
     assert finding().status == "broken" and "0777" in finding().found
 
 

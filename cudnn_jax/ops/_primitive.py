@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cudnn_jax import _runtime, _target
 from cudnn_jax.engines import planning
-from cudnn_jax.engines.base import Inline, Program
+from cudnn_jax.engines.base import Artifact, Inline, Program
 from cudnn_jax.engines.program import storage_order, storage_shape
 from cudnn_jax.graph import Tensor
 
@@ -61,6 +61,9 @@ class Operation:
       derivative: what it has no rule for, for the error of a derivative that reaches the primitive.
       broadcast: operands whose batch axis may stay 1.
       summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
+      sample: (config, operand avals, arrays) -> arrays that stand for a caller's, to be timed with. It is given random
+        floats and booleans, and in their place the caller's own where these are known, which it cannot replace. It
+        returns the integers that are not known, and what must not be random. None where random numbers serve.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Operation:
     derivative: str = "forward-mode or second derivative: use reverse mode (jax.grad) once"
     broadcast: frozenset[str] = frozenset()
     summed: Mapping[str, str] | None = None
+    sample: Callable[[Any, Avals, Mapping[str, jax.Array]], Mapping[str, jax.Array]] | None = None
 
     def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
         """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
@@ -97,6 +101,17 @@ def register(operation: Operation) -> Operation:
     OPERATIONS[operation.name] = operation
     PRIMITIVES[operation.name] = primitive
     return operation
+
+
+_PLANNED = core.Primitive("cudnn_jax.planned")
+"""An operation together with the artifact that runs it, whatever planning would choose."""
+
+
+def with_artifact(
+    operation: Operation, config: Any, names: Sequence[str], artifact: Artifact
+) -> Callable[..., Sequence[jax.Array]]:
+    """The operation as a function of its operands, in the order of `names`, that runs `artifact`."""
+    return partial(_PLANNED.bind, operation=operation.name, names=tuple(names), config=config, artifact=artifact)
 
 
 def match_manual_axes(operands: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,12 +156,30 @@ def _lower(operation: Operation, ctx: Any, *args: Any, names: Sequence[str], con
     operands = dict(zip(names, ctx.avals_in, strict=True))
     built = operation.build(config, operands)
     planned = planning.plan(built.graph, _target.of_lowering(ctx), config.implementation)
-    shapes = operation.results(config, operands)
+    return _emit_artifact(ctx, planned.artifact, built, names, operation.results(config, operands), args)
+
+
+def _lower_planned(
+    ctx: Any, *args: Any, operation: str, names: Sequence[str], config: Any, artifact: Artifact
+) -> Sequence[Any]:
+    operands = dict(zip(names, ctx.avals_in, strict=True))
+    entry = OPERATIONS[operation]
+    return _emit_artifact(ctx, artifact, entry.build(config, operands), names, entry.results(config, operands), args)
+
+
+def _emit_artifact(
+    ctx: Any,
+    artifact: Artifact,
+    built: BuiltGraph,
+    names: Sequence[str],
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    args: Sequence[Any],
+) -> Sequence[Any]:
     # What happens inside is local to the device: manual axes of shard_map mean nothing to it.
     local = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
-    if isinstance(planned.artifact, Inline):
-        return _emit(local, _inline(planned.artifact, built, names, shapes), args)
-    return _emit_call(local, planned.artifact, built, names, shapes, args)
+    if isinstance(artifact, Inline):
+        return _emit(local, _inline(artifact, built, names, shapes), args)
+    return _emit_call(local, artifact, built, names, shapes, args)
 
 
 def _plain(aval: Any) -> Any:
@@ -299,6 +332,15 @@ def _batch(
             split = split.sum(axis=1, keepdims=True).astype(value.dtype)
         unfolded.append(split)
     return unfolded, [0] * len(unfolded)
+
+
+_PLANNED.multiple_results = True
+_PLANNED.def_abstract_eval(
+    lambda *avals, operation, names, config, artifact: _abstract_eval(
+        OPERATIONS[operation], *avals, names=names, config=config, notes=()
+    )
+)
+mlir.register_lowering(_PLANNED, _lower_planned)
 
 
 def _refuse_jvp(operation: Operation, *_: Any, **__: Any) -> Any:

@@ -371,6 +371,19 @@ def _backward_results(config: SdpaConfig, avals: Avals) -> dict[str, jax.ShapeDt
     return {f"d_{name}": jax.ShapeDtypeStruct(avals[name].shape, avals[name].dtype) for name in wanted}
 
 
+_OF_BACKWARD = frozenset({"out", "lse", "d_out", "d_lse"})
+
+
+def _sample(config: SdpaConfig, avals: Avals, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Full lengths, and in the backward what the forward makes of the other operands."""
+    full = {"query_lengths": avals["query"].shape[1], "key_value_lengths": avals["key"].shape[1]}
+    made = {name: jnp.full(avals[name].shape, full[name], jnp.int32) for name in full if name in avals}
+    if "lse" in avals:
+        given = {name: array for name, array in {**made, **arrays}.items() if name not in _OF_BACKWARD}
+        made |= FORWARD.bind(_replace(config, stats=True, gradients=frozenset(), implementation="xla"), given)
+    return made
+
+
 FORWARD = register(
     Operation(
         name="sdpa_fwd",
@@ -378,6 +391,7 @@ FORWARD = register(
         results=_forward_results,
         lead="query",
         broadcast=frozenset({"bias", "mask"}),
+        sample=_sample,
     )
 )
 BACKWARD = register(
@@ -388,5 +402,6 @@ BACKWARD = register(
         lead="query",
         broadcast=frozenset({"bias", "mask"}),
         summed={"d_bias": "bias"},
+        sample=_sample,
     )
 )

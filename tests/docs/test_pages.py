@@ -39,9 +39,15 @@ def test_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["out"].shape == names["x"].dim
 
 
+def test_autotuning(capsys: pytest.CaptureFixture[str]) -> None:
+    code, *_ = blocks("docs/caches.md")
+    run([code])
+    assert "sdpa_bwd, bwd bfloat16" in capsys.readouterr().out
+
+
 def test_programs_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("docs/caches.md")
+    *_, code = blocks("docs/caches.md")
     run([code])
     assert list((tmp_path / "programs").rglob("plans/*")) and Store(tmp_path / "programs") is not None
     assert "h200" in cudnn_jax.aot.known_targets()

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ import platformdirs
 import pytest
 
 import cudnn_jax
-from cudnn_jax.engines import cache, manifest, planning
-from cudnn_jax.engines.base import TransientDecline
+from cudnn_jax.engines import cache, manifest, planning, records
+from cudnn_jax.engines.base import PlanConfig, TransientDecline
 from cudnn_jax.engines.store import Store, Stored
-from cudnn_jax.engines.target import CPU, named
-from support import standin, stub_libcuda
+from cudnn_jax.engines.target import CPU, Target, named
+from support import paced, standin, stub_libcuda
 from support.stub_libcuda import stub_folder as stub_folder
 
 H200 = named("h200")
@@ -33,6 +33,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CUDNN_JAX_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDNN_JAX_PROGRAMS", raising=False)
     planning.clear_memo()
+    records.forget_unkept()
     yield
     planning.clear_memo()
 
@@ -92,9 +93,9 @@ def test_keys_tell_apart_what_a_plan_depends_on(monkeypatch: pytest.MonkeyPatch)
     here = dataclasses.replace(H200, ordinal=0, properties=None)
     assert cache.portable_key(plain, here, None) in portable
     first = cache.local_key(plain, H200, None)
-    versions = cache._versions()
+    versions = cache.versions_here()
     for name in versions:
-        monkeypatch.setattr(cache, "_versions", lambda name=name: {**versions, name: "another"})
+        monkeypatch.setattr(cache, "versions_here", lambda name=name: {**versions, name: "another"})
         assert cache.local_key(plain, H200, None) != first, name
         assert cache.portable_key(plain, H200, None) in portable
 
@@ -223,10 +224,41 @@ def test_a_program_of_another_layout_is_planned_anew(tmp_path: Path, monkeypatch
     assert planning.plan(graph(), H200).plan == first.plan
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_was_kept_hides_no_newer_record(ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with standin.family(monkeypatch, "sdpa_fwd", paced.SLOT):
+        ranked = planning.plan(graph(), H200)
+        if ahead:
+            Store(tmp_path / "ahead").store(cache.portable_key(graph(), H200, None), load(graph()))
+            monkeypatch.setenv("CUDNN_JAX_PROGRAMS", str(tmp_path / "ahead"))
+        chosen = ranked.plans[3]
+        assert (ranked.plan.name, chosen.name) == (paced.SLOW, paced.FAST)
+        assert records.keep(graph(), H200, records.Record(chosen, 0.5)) is None
+        for _ in range(2):  # made for the record, and then found
+            planning.clear_memo()
+            planned = planning.plan(graph(), H200)
+            assert (planned.plan, planned.plans, planned.origin) == (
+                chosen,
+                ranked.plans,
+                "autotune record, 0.5 ms",
+            )
+            monkeypatch.setattr(planning, "Planner", fail)
+
+
+def test_records_are_told_apart_by_graph_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = records.Record(PlanConfig(3, (("k", 1),), engine="cudnn", kind="cudnn"), 0.5)
+    assert records.keep(graph(), H200, record) is None
+    assert records.find(graph(), dataclasses.replace(H200, ordinal=0, properties=None)) == record
+    assert records.find(graph(0.25), H200) is None
+    assert records.find(graph(), dataclasses.replace(H200, device_kind="another GPU")) is None
+    assert records.find(graph(), dataclasses.replace(H200, sm_count=1)) is None
+    assert records.find(graph(), Target("any")) is None
+
+
 PROCESS = """
 import json, sys
 from cudnn_jax import _ffi
-from cudnn_jax.engines import planning
+from cudnn_jax.engines import planning, records
 from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.target import named
 from support.stub_libcuda import candidates
@@ -244,31 +276,49 @@ class Counted(plain):
         super().__init__(*args)
 _ffi.BackendGraph = Counted
 planned = planning.plan(made, named("h200"))
+if "record" in sys.argv:
+    records.keep(made, named("h200"), records.Record(planned.plans[1], 0.5))
+    planned = planning.plan(made, named("h200"))
 assert isinstance(planned.artifact, Program)
 dsl = [name for name in sys.modules if name.split(".")[0] == "cutlass" or name.startswith("cuda.tile")]
 print(json.dumps({"plan": planned.plan.name, "plans": [plan.name for plan in planned.plans],
-                  "sha256": planned.artifact.sha256, "lowered": len(lowered), "dsl": dsl}))
+                  "origin": planned.origin, "sha256": planned.artifact.sha256, "lowered": len(lowered), "dsl": dsl}))
 """
 
 
-def test_a_second_process_asks_neither_cudnn_nor_a_compiler(stub_folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def process(stub_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     environment = stub_libcuda.environment(stub_folder) | {
         "CUDNN_JAX_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
 
-    def process() -> dict[str, Any]:
-        command = [sys.executable, "-c", PROCESS]
+    def run(*words: str) -> dict[str, Any]:
+        command = [sys.executable, "-c", PROCESS, *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         assert done.returncode == 0, done.stderr
         told: dict[str, Any] = json.loads(done.stdout)
         return told
 
+    return run
+
+
+def test_a_second_process_asks_neither_cudnn_nor_a_compiler(
+    process: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     first, second = process(), process()
     assert (first.pop("lowered"), second.pop("lowered")) == (1, 0)
+    assert (first.pop("origin"), second.pop("origin")) == ("planned here", "cache")
     assert first == second and second["dsl"] == [] and second["plan"].startswith("cudnn/")
     # A program that was damaged on disk is made again, not run.
     (program,) = (tmp_path / "cache").rglob("programs/*")
     program.write_bytes(program.read_bytes()[:-1] + b"\0")
     third = process()
-    assert third.pop("lowered") == 1 and third == second
+    assert (third.pop("lowered"), third.pop("origin")) == (1, "planned here") and third == second
+
+
+def test_a_second_process_runs_a_recorded_plan_of_cudnn(process: Callable[..., dict[str, Any]]) -> None:
+    ranked, recorded, found = process(), process("record"), process()
+    assert ranked["plan"] == ranked["plans"][0] != recorded["plan"] == ranked["plans"][1] == found["plan"]
+    assert recorded["origin"] == found["origin"] == "autotune record, 0.5 ms"
+    assert (found["sha256"], found["lowered"]) == (recorded["sha256"], 0) and found["sha256"] != ranked["sha256"]

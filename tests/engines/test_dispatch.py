@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import importlib.metadata
+import sys
+from typing import Any, ClassVar
 
 import pytest
 
-from cudnn_jax.engines import ids, manifest, planning
+from cudnn_jax import _ffi
+from cudnn_jax.engines import backend, cutedsl, cutile, ids, manifest, planning, versions
 from cudnn_jax.engines.base import BaseEngine, Inline, PlanConfig
 from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.sdpa import facts as sdpa_facts
+from cudnn_jax.engines.sdpa import heuristics
 from cudnn_jax.engines.target import CPU, Target
 from cudnn_jax.graph import GraphNotSupportedError, data_type
 from support.standin import family
@@ -66,6 +72,15 @@ class Buggy(_StandIn):
 class BuggyCheck(_StandIn):
     name = "buggy-check"
     check_error = ZeroDivisionError("a bug")
+
+
+class NeedsDsl(_StandIn):
+    name = "needs-dsl"
+    dsl: Any = None
+
+    def configs(self, graph: Any, facts: Any, target: Target) -> Any:
+        self.dsl.available()
+        return [()]
 
 
 def slot(number: int, engine: type[_StandIn], **options: Any) -> manifest.EngineSlot:
@@ -254,3 +269,170 @@ def test_every_slot_of_the_manifest_resolves_to_its_engine() -> None:
         for entry in each.slots:
             engine = manifest.instantiate(each, entry)
             assert (engine.name, engine.engine_id) == (entry.name, ids.engine_id(each.name, entry.slot))
+
+
+# Ranking by mode
+
+
+@dataclasses.dataclass
+class Session:
+    """cuDNN's side with plans made up, each built to an inline function."""
+
+    plans: list[PlanConfig]
+
+    def build(self, config: PlanConfig, *, pinned: bool = False) -> Inline:
+        BUILT.append(config.name)
+        return Inline(lambda *arrays: arrays[:1])
+
+
+def cudnn(number: int, mode: str) -> PlanConfig:
+    return PlanConfig(number, (("k", 1),), engine="cudnn", kind="cudnn", mode=mode)
+
+
+@pytest.fixture
+def backend_plans(monkeypatch: pytest.MonkeyPatch) -> list[PlanConfig]:
+    """Stands in for cuDNN; only plans of the modes that are asked for come."""
+    plans = [cudnn(1, "A"), cudnn(2, "A"), cudnn(3, "FALLBACK")]
+
+    def propose(graph: Any, target: Target, modes: Any, words: Any) -> Any:
+        return Session(plans), [plan for plan in plans if plan.mode in modes], []
+
+    monkeypatch.setattr(backend, "out_of_reach", lambda target: None)
+    monkeypatch.setattr("cudnn_jax.engines.sdpa.backend_limits.mismatch", lambda *_: None)
+    monkeypatch.setattr(backend, "propose", propose)
+    return plans
+
+
+OURS, LAST = ["tiled:tile=128", "tiled:tile=64"], ["xla"]
+A, FALLBACK = ["cudnn/1:k=1", "cudnn/2:k=1"], ["cudnn/3:k=1"]
+
+
+@pytest.mark.parametrize(
+    ("modes", "ranked", "tags"),
+    [
+        (("A", "FALLBACK"), [*OURS, *A, *FALLBACK, *LAST], "A A A A FALLBACK FALLBACK"),
+        (("FALLBACK", "A"), [*FALLBACK, *OURS, *A, *LAST], "FALLBACK A A A A A"),
+        (("OPENSOURCE",), [*OURS, *LAST], "OPENSOURCE OPENSOURCE OPENSOURCE"),
+        (
+            ("OPENSOURCE", "A", "FALLBACK"),
+            [*OURS, *A, *FALLBACK, *LAST],
+            "OPENSOURCE OPENSOURCE A A FALLBACK FALLBACK",
+        ),
+        (("A", "A"), [*OURS, *A, *LAST], "A A A A A"),
+        (("FALLBACK",), [*FALLBACK, *LAST], "FALLBACK FALLBACK"),
+        (("B",), [*OURS, *LAST], "B B B"),
+    ],
+)
+@pytest.mark.usefixtures("backend_plans")
+def test_a_list_is_ranked_mode_by_mode_and_entries_carry_theirs(
+    monkeypatch: pytest.MonkeyPatch, modes: tuple[str, ...], ranked: list[str], tags: str
+) -> None:
+    with family(monkeypatch, "sdpa_fwd", slot(1, Tiled)):
+        graph = planned(modes=modes)
+        assert [plan.name for plan in graph.plans] == ranked
+        assert [plan.mode for plan in graph.plans] == tags.split()
+        assert graph.build_plans()[0].name == ranked[0]
+
+
+def test_a_family_without_a_hook_lists_what_accepts_and_then_the_backend(
+    monkeypatch: pytest.MonkeyPatch, backend_plans: list[PlanConfig]
+) -> None:
+    slots = (slot(1, DeclinesCheck), slot(2, First), slot(3, Tiled))
+    with family(monkeypatch, "sdpa_fwd", *slots, heuristics=None):
+        graph = planned(modes=("OPENSOURCE", "A"))
+    assert [plan.name for plan in graph.plans] == ["first", *OURS, *LAST, *A]
+    assert [plan.mode for plan in graph.plans] == ["OPENSOURCE"] * 4 + ["A"] * 2
+    assert reasons(graph)["declines-check"] == "head_dim 64, serves 128"
+
+
+@pytest.mark.usefixtures("backend_plans")
+def test_a_mode_without_plans_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = planned(modes=("B", "A"))
+    assert [plan.name for plan in graph.plans] == [*A, *LAST]
+    graph = planned(modes=("B",))
+    assert [plan.name for plan in graph.plans] == LAST and graph.build_plans()[0].name == "xla"
+    with pytest.raises(GraphNotSupportedError, match="implementation='cudnn' cannot serve"):
+        planned(modes=("B",), implementation="cudnn").build_plans()
+
+
+def test_the_frontends_open_source_engines_are_told_to_be_no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lowered:
+        asked: ClassVar[list[str]] = []
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def plan_count(self) -> int:
+            return 0
+
+        def create_execution_plans(self, mode: str) -> int:
+            self.asked.append(mode)
+            return 0
+
+    monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
+    graph = attention()
+    graph.freeze()
+    for modes, told in ((("OPENSOURCE", "A"), ["mode OPENSOURCE"]), (("A",), [])):
+        session, plans, declines = backend.propose(graph, CPU, modes, {})
+        assert session is not None and plans == []
+        assert [decline.reason.split(":")[0] for decline in declines] == told
+    assert Lowered.asked == ["A", "A"]
+
+
+# Facts, and a DSL that is too old
+
+
+def test_facts_are_parsed_once_and_shared_by_ranking_and_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    analyze, recommend = sdpa_facts.analyze, heuristics.recommend
+    parsed: list[Any] = []
+
+    def parse(graph: Any) -> Any:
+        parsed.append(analyze(graph))
+        return parsed[-1]
+
+    def rank(modes: Any, facts: Any, *rest: Any) -> Any:
+        seen.append(facts)
+        return recommend(modes, facts, *rest)
+
+    def note(self: Any, graph: Any, facts: Any, *rest: Any) -> Any:
+        seen.append(facts)
+        return [()] if len(rest) == 1 else Inline(lambda *arrays: arrays[:1])
+
+    monkeypatch.setattr(sdpa_facts, "analyze", parse)
+    monkeypatch.setattr(heuristics, "recommend", rank)
+    for engine in (First, Tiled):
+        monkeypatch.setattr(engine, "configs", note)
+        monkeypatch.setattr(engine, "build_plan", note)
+    graph = attention()
+    with family(monkeypatch, "sdpa_fwd", slot(1, First), slot(2, Tiled)):
+        planning.plan(graph, CPU)
+        planning.clear_memo()
+        planning.plan(graph, CPU)  # of one frozen graph, however often it is planned
+        own = manifest.FAMILIES["sdpa_fwd"]
+        assert manifest.facts_of(graph, own) is parsed[0] and manifest.facts_of(graph, None) is None
+    assert len(parsed) == 1 and len(seen) == 8 and all(facts is parsed[0] for facts in seen)
+
+
+def test_facts_of_a_graph_that_can_change_are_not_kept() -> None:
+    graph, own = attention(), manifest.FAMILIES["sdpa_fwd"]
+    assert manifest.facts_of(graph, own).dtype is data_type.FLOAT
+    for tensor in graph.inputs:
+        tensor.set_data_type(data_type.HALF)
+    assert manifest.facts_of(graph, own).dtype is data_type.HALF
+    graph.freeze()
+    assert manifest.facts_of(graph, own) is manifest.facts_of(graph, own)
+
+
+@pytest.mark.parametrize("dsl", ["cutedsl", "cutile"])
+def test_a_dsl_older_than_the_minimum_is_a_decline(dsl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = {"cutedsl": cutedsl, "cutile": cutile}[dsl]
+    loaded = set(sys.modules)
+    monkeypatch.setattr(NeedsDsl, "dsl", module)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2.3")
+    monkeypatch.setattr(versions, "cutedsl", lambda: "1.2.3")
+    with family(monkeypatch, "sdpa_fwd", slot(1, NeedsDsl)):
+        graph = planned()
+    assert [plan.name for plan in graph.plans] == LAST
+    assert " 1.2.3, " in reasons(graph)["needs-dsl"]
+    assert not {name for name in sys.modules if name in ("cutlass", "cuda.tile")} - loaded

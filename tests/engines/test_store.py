@@ -49,6 +49,17 @@ def test_one_program_of_two_graphs_is_kept_once(tmp_path: Path) -> None:
     assert [path.parent.name for path in files(tmp_path)] == ["plans", "plans", "programs"]
 
 
+def test_a_record_is_kept_apart_from_plans_and_whatever_the_bound(tmp_path: Path) -> None:
+    store = Store(tmp_path, limit=0)
+    store.store_record("key", {"ms": 0.25, "plan": [1, ["k", 2]]})
+    store.store("key", stored())
+    assert Store(tmp_path).load_record("key") == {"ms": 0.25, "plan": [1, ["k", 2]]}
+    assert store.load("key") is None and store.load_record("another") is None
+    (path,) = files(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert store.load_record("key") is None and files(tmp_path) == []
+
+
 @pytest.mark.parametrize("folder", ["plans", "programs"])
 def test_a_damaged_file_is_dropped_and_made_anew(tmp_path: Path, folder: str) -> None:
     store = Store(tmp_path)
