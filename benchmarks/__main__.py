@@ -7,7 +7,10 @@ import sys
 
 BENCHMARKS = {
     name: f"benchmarks.{name}"
-    for name in ("sdpa", "norm", "pointwise", "eager", "runtime", "startup", "peers_call", "autotune", "picture")
+    for name in (
+        *("sdpa", "norm", "pointwise", "autotune", "placement"),
+        *("eager", "runtime", "startup", "peers_call", "picture"),
+    )
 }
 
 

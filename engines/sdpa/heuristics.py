@@ -1,10 +1,9 @@
-"""The one ranked plan list of attention graphs.
+"""The one ranked plan list of attention graphs. `placement.json` beside this file holds what it rests on.
 
-cuDNN leads wherever it has a plan, in cuDNN's own order within a mode, and the reference engine follows. On an H200
-with cuDNN 9.19 the first plan of mode A was the fastest, or tied with it, in every case of benchmarks/sdpa.py; the
-figures are under benchmarks/results.
+Among cuDNN's plans the order is cuDNN's own: on an H200 with cuDNN 9.19 its first was the fastest, or tied with it, in
+every case of `python -m benchmarks sdpa`.
 """
 
-from cudnn_jax.engines.ranking import recommend
+from cudnn_jax.engines.ranking import measured
 
-__all__ = ["recommend"]
+recommend = measured("sdpa")
