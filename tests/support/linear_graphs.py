@@ -46,7 +46,8 @@ def run(make: Callable[..., Any], made: pygraph, outputs: Any, given: dict[str, 
     made.freeze()
     arrays = [jnp.asarray(given[tensor.name]) for tensor in made.inputs]
     with jax.disable_jit(not jit):
-        got = dict(zip(map(id, made.outputs), make(analyze(made))(*arrays), strict=True))
+        fn = jax.jit(make(analyze(made))) if jit else make(analyze(made))
+        got = dict(zip(map(id, made.outputs), fn(*arrays), strict=True))
     named = {name: np.asarray(got[id(tensor)]) for name, tensor in outputs.items()}
     for name, tensor in outputs.items():
         assert (named[name].shape, named[name].dtype.name) == (tensor.dim, tensor.data_type.value), name
