@@ -95,7 +95,7 @@ def analyze(graph: pygraph) -> LinearFacts:
     q, k, v = (node.inputs[port] for port in ("q", "k", "v"))
     params = node.params
     unexplained = [n.name or n.type for n in graph.nodes if n is not node]
-    unexplained += [f"port {name} as a number" for name in node.inputs if name not in ports]
+    unexplained += [f"port {name} that is no input" for name in node.inputs if name not in ports]
     unexplained += ["ragged offsets"] if any(t.ragged_offset is not None for t in tensors.values()) else []
     return LinearFacts(
         operation=operation,
