@@ -78,7 +78,7 @@ class LinearAttention:
         self.gates = gates
         self.dt_bias = dt_bias
         self.bounded = bounded
-        common = {"lead": "q", "batched": True}
+        common: dict[str, Any] = {"lead": "q", "sample": _sample}
         self.forward = register(
             Operation(
                 name=f"{name}_fwd",
@@ -374,6 +374,24 @@ def _hoisted(
         }
 
     return rest, back
+
+
+def _sample(config: LinearConfig, avals: Avals, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Equally long sequences, distinct rows of a pool, and tokens under which states neither grow nor vanish."""
+    made: dict[str, jax.Array] = {}
+    if "cu_seqlens" in avals:
+        (count,), total = avals["cu_seqlens"].shape, avals["q"].shape[0]
+        made["cu_seqlens"] = jnp.arange(count, dtype=avals["cu_seqlens"].dtype) * (total // max(count - 1, 1))
+    if "state_indices" in avals:
+        made["state_indices"] = jnp.arange(avals["state_indices"].shape[0], dtype=jnp.int32)
+    if not config.use_qk_l2norm:
+        made |= {name: _inputs.normalised(arrays[name])[0].astype(avals[name].dtype) for name in ("q", "k")}
+    if not config.safe_gate:
+        log = -0.1 * jnp.abs(arrays["g"])
+        made["g"] = jnp.exp(log) if config.gate_domain == "linear" else log
+    if not config.use_beta_sigmoid:
+        made["beta"] = jax.nn.sigmoid(arrays["beta"])
+    return made
 
 
 def _start(avals: Avals) -> tuple[pygraph, dict[str, Tensor], list[tuple[Tensor, np.ndarray]]]:

@@ -116,3 +116,11 @@ def test_types_of_results(dtype: str) -> None:
     _, final, _ = jax.eval_shape(lambda s, *x: cudnn_jax.gdn(*x, initial_state=s, **options), state, *avals)
     assert final.dtype == "bfloat16"
     assert jax.eval_shape(cudnn_jax.gdn, *avals)[1] is None
+
+
+def test_autotune_draws_operands_that_mean_something() -> None:
+    rows, gates = jax.ShapeDtypeStruct((40, 2, 64), jnp.float32), jax.ShapeDtypeStruct((40, 2), jnp.float32)
+    cu = jax.ShapeDtypeStruct((5,), jnp.int32)
+    told = cudnn_jax.autotune(lambda *x, cu: cudnn_jax.gdn(*x, cu_seqlens=cu)[0], rows, rows, rows, gates, gates, cu=cu)
+    (row,) = told.rows
+    assert (row["operation"], row["chosen"], row["plans"][0]["verdict"]) == ("gdn_fwd", "xla", "right")
