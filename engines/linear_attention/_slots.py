@@ -119,7 +119,8 @@ class Slots:
 
         # A loop of known length has a derivative in reverse mode too.
         steps = beyond if low.shape[0] == 1 else jnp.max(high - low)
-        return lax.fori_loop(0, steps, body, (carry, kept))[1]
+        _, made = lax.fori_loop(0, steps, body, (carry, kept))
+        return tuple(made)
 
 
 def _lanes(first: Array, count: int) -> Array:

@@ -279,11 +279,11 @@ def _decays(g: Array) -> tuple[Array, Array, Array]:
     """
     g = jnp.maximum(g, _NEVER)
     coarse = jnp.round(g * _GRAIN) / _GRAIN
-    sums = [_product("nhc,ci->nhi", each, _upper(g.shape[-1])) for each in (coarse, g - coarse)]
-    pairs = sum(each[..., :, None] - each[..., None, :] for each in sums)
+    sums = _product("pnhc,ci->pnhi", jnp.stack([coarse, g - coarse]), _upper(g.shape[-1]))
+    pairs = jnp.sum(sums[..., :, None] - sums[..., None, :], axis=0)
     lower = jnp.tril(jnp.ones(pairs.shape[-2:], bool))
     decay = jnp.exp(jnp.where(lower, pairs, -jnp.inf))
-    return decay, jnp.exp(sum(sums)), decay[..., -1, :]
+    return decay, jnp.exp(jnp.sum(sums, axis=0)), decay[..., -1, :]
 
 
 def _gate(
