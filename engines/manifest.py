@@ -94,6 +94,7 @@ def _linear_attention(name: str) -> EngineFamily:
         analyzer=(f"{room}.facts", "analyze"),
         heuristics=(f"{room}.heuristics", "recommend"),
         slots=(EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "LinearReference")),),
+        backend_limits=(f"{room}.backend_limits", "mismatch"),
     )
 
 

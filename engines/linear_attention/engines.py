@@ -28,4 +28,4 @@ class LinearReference(BaseEngine):
         from cudnn_jax.engines.linear_attention import reference_gdn
 
         make = reference_gdn.forward if facts.direction == "fwd" else reference_gdn.backward
-        return Inline(make(facts))
+        return Inline(make(facts, target.platform))
