@@ -7,9 +7,11 @@ in the operation's file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,19 +35,28 @@ class BuiltGraph:
     """A graph and where the operation's operands and results sit in it.
 
     The operation's arrays have the shape of a tensor's memory, up to axes of length 1 and splits of an axis; with
-    `logical` they have its dims, and lowering transposes where memory differs.
+    `logical` they have its dims, and lowering transposes where memory differs. A result may be the first elements of
+    its tensor.
+
+    Attributes:
+      constants: tensors that no operand fills, with what does.
+      aliases: result -> the operand whose buffer it is in a program.
     """
 
     graph: planning.pygraph
     operands: Mapping[str, Tensor]
     results: Mapping[str, Tensor]
     logical: bool = False
+    constants: Sequence[tuple[Tensor, np.ndarray]] = ()
+    aliases: Mapping[str, str] = MappingProxyType({})
 
     def to_memory(self, array: jax.Array, tensor: Tensor) -> jax.Array:
         return _from_logical(array, tensor) if self.logical else array.reshape(storage_shape(tensor))
 
     def from_memory(self, array: jax.Array, tensor: Tensor, shape: tuple[int, ...]) -> jax.Array:
-        return _to_logical(array, tensor) if self.logical else array.reshape(shape)
+        if self.logical:
+            return _to_logical(array, tensor)
+        return array.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,8 @@ class Operation:
       derivative: what it has no rule for, for the error of a derivative that reaches the primitive.
       broadcast: operands whose batch axis may stay 1.
       summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
+      unfolded: (config, operands) -> a function of the operands to map in the operation's place, to the list of its
+        results, or None where folding is right. Raises NotImplementedError where neither is possible.
     """
 
     name: str
@@ -71,6 +84,7 @@ class Operation:
     derivative: str = "forward-mode or second derivative: use reverse mode (jax.grad) once"
     broadcast: frozenset[str] = frozenset()
     summed: Mapping[str, str] | None = None
+    unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
 
     def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
         """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
@@ -205,14 +219,19 @@ def _emit_call(
         ]
 
     at = {id(built.operands[name]): position for position, name in enumerate(names)}
-    order = [at[id(tensor)] for tensor in built.graph.inputs]
-    if artifact.prepare is None and not built.logical and [ctx.avals_in[i].shape for i in order] == _shapes(taken):
+    order = [at[id(tensor)] for tensor in built.graph.inputs if id(tensor) in at]
+    plain = artifact.prepare is None and not built.logical and not built.constants
+    if plain and [ctx.avals_in[i].shape for i in order] == _shapes(taken):
         operands = [args[i] for i in order]
     else:
         operands = list(_emit(ctx.replace(avals_out=taken), before, args))
 
     call = ctx.replace(avals_in=taken, avals_out=[*made, *scratch])
-    rule = jax.ffi.ffi_lowering(_runtime.TARGET)
+    aliases = {
+        _position(built.operands[operand], tensors): _position(built.results[result], built.graph.outputs)
+        for result, operand in built.aliases.items()
+    }
+    rule = jax.ffi.ffi_lowering(_runtime.TARGET, operand_output_aliases=aliases)
     results = list(rule(call, *operands, program=np.frombuffer(artifact.data, np.uint8)))[: len(made)]
 
     at = {id(tensor): position for position, tensor in enumerate(built.graph.outputs)}
@@ -220,6 +239,10 @@ def _emit_call(
     if not built.logical and [made[i].shape for i in order] == _shapes(ctx.avals_out):
         return [results[i] for i in order]
     return _emit(ctx.replace(avals_in=made), after, results)
+
+
+def _position(tensor: Tensor, tensors: Sequence[Tensor]) -> int:
+    return next(position for position, each in enumerate(tensors) if each is tensor)
 
 
 def _memory_aval(tensor: Tensor) -> Any:
@@ -233,6 +256,7 @@ def _shapes(avals: Sequence[Any]) -> list[tuple[int, ...]]:
 def _in_graph_order(built: BuiltGraph, names: Sequence[str], arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The operands in the graph's order, in the shapes of their memory."""
     by_tensor = {id(built.operands[name]): array for name, array in zip(names, arrays, strict=True)}
+    by_tensor |= {id(tensor): jnp.asarray(value) for tensor, value in built.constants}
     return [built.to_memory(by_tensor[id(tensor)], tensor) for tensor in built.graph.inputs]
 
 
@@ -270,6 +294,10 @@ def _batch(
         raise NotImplementedError(
             f"cudnn_jax.{operation.name} has no vmap rule: give it the whole batch, or use jax.lax.map"
         )
+    operands = dict(zip(names, args, strict=True))
+    if operation.unfolded is not None and (fn := operation.unfolded(config, operands)) is not None:
+        made = jax.vmap(fn, in_axes=(dict(zip(names, axes, strict=True)),))(operands)
+        return made, [0] * len(made)
     size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
     lead = names.index(operation.lead)
     batch = args[lead].shape[0] if axes[lead] is None else np.delete(args[lead].shape, axes[lead])[0]

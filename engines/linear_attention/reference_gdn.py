@@ -157,9 +157,7 @@ class _Chunks:
         a = jnp.tril(decay * _product("nhck,nhdk->nhcd", cut["k"], cut["k"]), -1)
         p = facts.scale * decay * _product("nhck,nhdk->nhcd", cut["q"], cut["k"])
         eye = jnp.broadcast_to(jnp.eye(chunk, dtype=jnp.float32), a.shape)
-        t = lax.linalg.triangular_solve(
-            eye + beta[..., None] * a, eye, left_side=True, lower=True, unit_diagonal=True
-        )
+        t = lax.linalg.triangular_solve(eye + beta[..., None] * a, eye, left_side=True, lower=True, unit_diagonal=True)
         return cls(
             facts=facts,
             slots=slots,
@@ -300,9 +298,7 @@ def _gate(
     return jnp.where(there, log, 0), back
 
 
-def _shared(
-    facts: LinearFacts, slots: Slots, port: str, x: Array
-) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+def _shared(facts: LinearFacts, slots: Slots, port: str, x: Array) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
     """q, k or v by slot for each head of HO, and their gradient summed over the heads that share them."""
     heads = x.shape[1]
     normal = facts.use_qk_l2norm and port != "v"

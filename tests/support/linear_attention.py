@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +123,7 @@ class _Rule:
             g=g,
             beta=beta,
             initial=wide.get("initial_state", np.zeros(shape)),
-            spans=list(zip(cu[:-1], cu[1:], strict=True)),
+            spans=list(itertools.pairwise(cu)),
             scale=shape[-1] ** -0.5 if options.scale is None else options.scale,
         )
 
