@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_derivatives import SymbolicZero
 
 from cudnn_jax.engines.linear_attention import _inputs
 from cudnn_jax.engines.planning import pygraph
@@ -86,6 +85,7 @@ class LinearAttention:
                 build=self._build_forward,
                 results=self._forward_results,
                 unfolded=self._unfolded_forward,
+                reverse=self._reverse,
                 **common,
             )
         )
@@ -95,11 +95,10 @@ class LinearAttention:
                 build=self._build_backward,
                 results=self._backward_results,
                 unfolded=self._unfolded_backward,
+                is_reverse=True,
                 **common,
             )
         )
-        self._attend = jax.custom_vjp(self._primal, nondiff_argnums=(0,))
-        self._attend.defvjp(self._primal_fwd, self._primal_bwd, symbolic_zeros=True)
 
     # Calls
 
@@ -129,10 +128,11 @@ class LinearAttention:
             output_final_state=check.flag("output_final_state", output_final_state),
             checkpoint_every_n_tokens=every,
         )
-        out, final, kept = self._attend(config, match_manual_axes(operands | own))
+        made = self._run(config, operands | own)
+        out, final = made["O"], made.get("final_state")
         if not every:
             return out, final
-        kept = jax.lax.stop_gradient(kept)
+        kept = jax.lax.stop_gradient(made["state_checkpoints"])
         kept = kept.reshape(-1, *kept.shape[2:]) if cu_seqlens is None else kept[: _checkpoints(cu_seqlens, every)]
         return out, final, kept
 
@@ -153,8 +153,8 @@ class LinearAttention:
             operands["state_indices"] = indices
         config, own = self._check_options(operands, **options)
         config = replace(config, output_final_state=True, overwrite_initial_state=True)
-        out, final, _ = self._attend(config, match_manual_axes(operands | own))
-        return out[:, 0], final
+        made = self._run(config, operands | own)
+        return made["O"][:, 0], made["final_state"]
 
     # Arguments
 
@@ -236,36 +236,30 @@ class LinearAttention:
 
     # Derivative
 
-    def _primal(self, config: LinearConfig, operands: Mapping[str, jax.Array]) -> tuple[Any, Any, Any]:
-        made = self.forward.bind(config, operands)
-        return made["O"], made.get("final_state"), made.get("state_checkpoints")
+    def _run(self, config: LinearConfig, operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """The forward on operands and with results that remat policies know by name."""
+        named = {name: self._named(name, x) for name, x in match_manual_axes(operands).items()}
+        return {name: self._named(name, x) for name, x in self.forward.bind(config, named).items()}
 
-    def _primal_fwd(self, config: LinearConfig, primals: Mapping[str, Any]) -> tuple[Any, Any]:
-        if "state_indices" in primals:
+    def _named(self, name: str, x: jax.Array) -> jax.Array:
+        return checkpoint_name(x, f"cudnn_jax.{self.name}.{name}")
+
+    def _reverse(
+        self, config: LinearConfig, operands: Mapping[str, Any], moving: frozenset[str], cotangents: Sequence[Any]
+    ) -> Mapping[str, Any]:
+        if "state_indices" in operands:
             raise NotImplementedError(
                 f"{self.name}_step has no derivative through a pool of states: give the rows themselves as state"
             )
-        operands = {
-            name: checkpoint_name(primal.value, f"cudnn_jax.{self.name}.{name}") for name, primal in primals.items()
-        }
-        moving = _Perturbed(frozenset(name for name, primal in primals.items() if primal.perturbed))
-        out, final, kept = self._primal(config, operands)
-        return (checkpoint_name(out, f"cudnn_jax.{self.name}.out"), final, kept), (operands, moving)
-
-    def _primal_bwd(self, config: LinearConfig, residuals: Any, cotangents: Any) -> tuple[dict[str, Any]]:
-        operands, moving = residuals
-        d_out, d_final, _ = cotangents
-        given = dict(operands)
-        if isinstance(d_out, SymbolicZero):
-            d_out = jnp.zeros(d_out.shape, d_out.dtype)
-        given["dO"] = d_out
-        if d_final is not None and not isinstance(d_final, SymbolicZero):
-            given["d_final_state"] = d_final
-        config = replace(
-            config, gradients=frozenset(_GRADIENTS[name] for name in _ON_DEMAND if name in moving.names & set(operands))
-        )
-        made = self.backward.bind(config, match_manual_axes(given))
-        return ({name: made.get(_GRADIENTS.get(name, "")) for name in operands},)
+        results = self._forward_results(config, {name: jax.typeof(x) for name, x in operands.items()})
+        given = dict(zip(results, cotangents, strict=True))
+        out, d_final = results["O"], given.get("final_state")
+        wired = dict(operands) | {"dO": jnp.zeros(out.shape, out.dtype) if given["O"] is None else given["O"]}
+        if d_final is not None:
+            wired["d_final_state"] = d_final
+        wanted = frozenset(_GRADIENTS[name] for name in _ON_DEMAND if name in moving)
+        made = self.backward.bind(replace(config, gradients=wanted), match_manual_axes(wired))
+        return {name: made[_GRADIENTS[name]] for name in moving}
 
     # Graphs
 
@@ -361,14 +355,6 @@ class LinearAttention:
                 f"{self.name}_step with state_indices has no vmap rule: give the whole batch, or use jax.lax.map"
             )
         return "a_log" in operands or "dt_bias" in operands
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _Perturbed:
-    """Which operands are differentiated."""
-
-    names: frozenset[str]
 
 
 def _hoisted(

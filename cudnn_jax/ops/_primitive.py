@@ -25,7 +25,9 @@ from cudnn_jax import _runtime, _target
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import Inline, Program
 from cudnn_jax.engines.program import storage_order, storage_shape
+from cudnn_jax.engines.target import CPU
 from cudnn_jax.graph import Tensor
+from cudnn_jax.ops import _derivative
 
 Avals = Mapping[str, Any]
 
@@ -74,6 +76,8 @@ class Operation:
       summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
       unfolded: (config, operands) -> a function of the operands to map in the operation's place, to the list of its
         results, or None where folding is right. Raises NotImplementedError where neither is possible.
+      reverse: what transposes the operation's derivative, for `_derivative`.
+      is_reverse: whether the operation is what another one's `reverse` calls.
     """
 
     name: str
@@ -85,6 +89,8 @@ class Operation:
     broadcast: frozenset[str] = frozenset()
     summed: Mapping[str, str] | None = None
     unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
+    reverse: _derivative.Reverse | None = None
+    is_reverse: bool = False
 
     def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
         """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
@@ -108,6 +114,16 @@ def register(operation: Operation) -> Operation:
     mlir.register_lowering(primitive, partial(_lower, operation), platform="cuda")
     batching.primitive_batchers[primitive] = partial(_batch, operation)
     ad.primitive_jvps[primitive] = partial(_refuse_jvp, operation)
+    if operation.reverse is not None:
+        _derivative.define_forward(
+            operation.name,
+            primitive,
+            partial(_abstract_eval, operation),
+            partial(_reference, operation),
+            operation.reverse,
+        )
+    elif operation.is_reverse:
+        _derivative.define_backward(operation.name, primitive, partial(_reference, operation))
     OPERATIONS[operation.name] = operation
     PRIMITIVES[operation.name] = primitive
     return operation
@@ -182,6 +198,15 @@ def _inline(
         ]
 
     return run
+
+
+def _reference(operation: Operation, *arrays: jax.Array, names: Sequence[str], config: Any) -> list[jax.Array]:
+    """The operation in plain JAX, whatever the platform: what is traced has derivatives of its own."""
+    avals = {name: jax.typeof(array) for name, array in zip(names, arrays, strict=True)}
+    built = operation.build(config, avals)
+    artifact = planning.plan(built.graph, CPU, _derivative.REFERENCE).artifact
+    assert isinstance(artifact, Inline)
+    return _inline(artifact, built, names, operation.results(config, avals))(*arrays)
 
 
 def _emit(ctx: Any, fn: Callable[..., list[jax.Array]], args: Sequence[Any]) -> Sequence[Any]:
