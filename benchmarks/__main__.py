@@ -6,7 +6,8 @@ import importlib
 import sys
 
 BENCHMARKS = {
-    name: f"benchmarks.{name}" for name in ("sdpa", "norm", "pointwise", "eager", "runtime", "peers_call", "picture")
+    name: f"benchmarks.{name}"
+    for name in ("sdpa", "norm", "pointwise", "eager", "runtime", "startup", "peers_call", "picture")
 }
 
 

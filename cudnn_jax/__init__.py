@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "sdpa": "cudnn_jax.ops.sdpa",
+    "gdn": "cudnn_jax.ops.gdn",
+    "gated_delta_net": "cudnn_jax.ops.gdn",
+    "gdn_step": "cudnn_jax.ops.gdn",
     "call": "cudnn_jax.ops.call",
     "pygraph": "cudnn_jax.engines.planning",
     "explain": "cudnn_jax._explain",
@@ -25,6 +28,8 @@ _EXPORTS = {
     "device_info": "cudnn_jax._eager",
     "DeviceView": "cudnn_jax._eager",
     "versions": "cudnn_jax.engines.versions",
+    "numerical_note": "cudnn_jax.engines.notes",
+    "behavior_note": "cudnn_jax.engines.notes",
     "data_type": "cudnn_jax.graph",
     "GraphNotSupportedError": "cudnn_jax.graph",
 }
@@ -41,11 +46,16 @@ if TYPE_CHECKING:
     from cudnn_jax._eager import set_stream as set_stream
     from cudnn_jax._explain import Explanation as Explanation
     from cudnn_jax._explain import explain as explain
+    from cudnn_jax.engines.notes import behavior_note as behavior_note
+    from cudnn_jax.engines.notes import numerical_note as numerical_note
     from cudnn_jax.engines.planning import pygraph as pygraph
     from cudnn_jax.engines.versions import versions as versions
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
     from cudnn_jax.graph import data_type as data_type
     from cudnn_jax.ops.call import call as call
+    from cudnn_jax.ops.gdn import gated_delta_net as gated_delta_net
+    from cudnn_jax.ops.gdn import gdn as gdn
+    from cudnn_jax.ops.gdn import gdn_step as gdn_step
     from cudnn_jax.ops.sdpa import sdpa as sdpa
 
 

@@ -98,7 +98,8 @@ def propose(
             continue
         for at in range(seen, lowered.plan_count()):
             number, knobs = lowered.plan_engine(at)
-            config = PlanConfig(number, tuple(sorted(knobs.items())), engine=NAME, kind=NAME, mode=mode)
+            notes = frozenset().union(*lowered.plan_notes(at))
+            config = PlanConfig(number, tuple(sorted(knobs.items())), engine=NAME, kind=NAME, mode=mode, notes=notes)
             if config not in session.index:
                 session.index[config] = at
                 plans.append(config)

@@ -33,6 +33,7 @@ class PlanConfig:
       kind: what it is made with: "cudnn", "cutedsl", "cutile", "xla" or "test".
       mode: the heuristic mode that produced the entry.
       workspace: bytes of scratch memory, None before the plan is built.
+      notes: names of `engines.notes` that hold of it.
     """
 
     engine_id: int
@@ -41,6 +42,7 @@ class PlanConfig:
     kind: str = field(default="", compare=False)
     mode: str | None = field(default=None, compare=False)
     workspace: int | None = field(default=None, compare=False)
+    notes: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def name(self) -> str:
@@ -113,11 +115,13 @@ class BaseEngine(abc.ABC):
     """One way to run the graphs of a family.
 
     Subclasses set `name` (what a user may write as `implementation=`) and `kind` ("cudnn", "cutedsl", "cutile", "xla"
-    or "test"). The manifest hands an engine its id; an engine never claims one.
+    or "test"), and `notes`, the names of `engines.notes` that hold of its plans. The manifest hands an engine its id;
+    an engine never claims one.
     """
 
     name: str
     kind: str
+    notes: frozenset[str] = frozenset()
 
     def __init__(self, engine_id: int) -> None:
         self.engine_id = engine_id

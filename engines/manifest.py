@@ -85,6 +85,19 @@ def _norm(name: str, anchor: str) -> EngineFamily:
     )
 
 
+def _linear_attention(name: str) -> EngineFamily:
+    """The forward and the backward of an operation share a block of ids."""
+    room = "cudnn_jax.engines.linear_attention"
+    return EngineFamily(
+        name=name,
+        anchors=frozenset({name.upper(), f"{name.upper()}_BWD"}),
+        analyzer=(f"{room}.facts", "analyze"),
+        heuristics=(f"{room}.heuristics", "recommend"),
+        slots=(EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "LinearReference")),),
+        backend_limits=(f"{room}.backend_limits", "mismatch"),
+    )
+
+
 _POINTWISE_ROOM = "cudnn_jax.engines.pointwise"
 
 POINTWISE = EngineFamily(
@@ -106,6 +119,7 @@ FAMILIES: dict[str, EngineFamily] = {
         _attention("sdpa_bwd", "SDPA_BACKWARD"),
         _norm("norm_fwd", "RMS_NORM"),
         _norm("norm_bwd", "RMS_NORM_BACKWARD"),
+        _linear_attention("gdn"),
         POINTWISE,
     )
 }

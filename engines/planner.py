@@ -96,7 +96,7 @@ class Planner:
             asked = replace(wanted, engine=engine.name).name
             raise GraphNotSupportedError(f"{asked} is no plan of {self.subject}, which has {names or 'none'}")
         self._engines[engine.engine_id] = engine
-        return [replace(wanted, knobs=knobs, engine=engine.name, kind=engine.kind)]
+        return [_plan_of(engine, knobs)]
 
     def _offered(self) -> list[PlanConfig]:
         """One entry for each knob setting of each of the family's engines that accepts the graph."""
@@ -109,7 +109,7 @@ class Planner:
             engine = manifest.instantiate(self.family, slot)
             try:
                 for knobs in engine.configs(self.graph, self.facts, self.target):
-                    configs.append(PlanConfig(engine.engine_id, knobs, engine=engine.name, kind=engine.kind, mode="A"))
+                    configs.append(replace(_plan_of(engine, knobs), mode="A"))
             except DECLINES as error:
                 self._declined(engine.name, error)
                 continue
@@ -245,6 +245,10 @@ class Planner:
             return self.declines
         named = [d for d in self.declines if wanted == d.engine or wanted.split("/")[0] == d.engine.split("/")[0]]
         return named or self.declines
+
+
+def _plan_of(engine: BaseEngine, knobs: tuple[tuple[str, int], ...]) -> PlanConfig:
+    return PlanConfig(engine.engine_id, knobs, engine=engine.name, kind=engine.kind, notes=engine.notes)
 
 
 def derived_graph(family: manifest.EngineFamily | None, graph: pygraph, facts: Any) -> Derived | None:

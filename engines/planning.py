@@ -12,6 +12,7 @@ from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
 from cudnn_jax.engines import cache, execution, manifest
 from cudnn_jax.engines.base import DECLINES, Artifact, Decline, PlanConfig, Program
+from cudnn_jax.engines.notes import behavior_note, numerical_note, parse
 from cudnn_jax.engines.planner import Planner, Request, derived_graph, knob_pairs, subject
 from cudnn_jax.engines.program import program_of
 from cudnn_jax.engines.store import Stored
@@ -112,6 +113,28 @@ class pygraph(graph_room.pygraph):
             )
         )
 
+    def select_numeric_notes(self, notes: Sequence[numerical_note | str]) -> None:
+        """Leaves out plans that do not have every one of these numerical notes."""
+        self._require(parse("select_numeric_notes", notes, numerical_note))
+
+    def deselect_numeric_notes(self, notes: Sequence[numerical_note | str]) -> None:
+        """Leaves out plans that have one of these numerical notes."""
+        self._refuse(parse("deselect_numeric_notes", notes, numerical_note))
+
+    def select_behavior_notes(self, notes: Sequence[behavior_note | str]) -> None:
+        """Leaves out plans that do not have every one of these behavior notes."""
+        self._require(parse("select_behavior_notes", notes, behavior_note))
+
+    def deselect_behavior_notes(self, notes: Sequence[behavior_note | str]) -> None:
+        """Leaves out plans that have one of these behavior notes."""
+        self._refuse(parse("deselect_behavior_notes", notes, behavior_note))
+
+    def _require(self, notes: frozenset[str]) -> None:
+        self._reopened().bar(lambda plan: _listed("deselected: lacks the note", notes - plan.notes))
+
+    def _refuse(self, notes: frozenset[str]) -> None:
+        self._reopened().bar(lambda plan: _listed("deselected: has the note", notes & plan.notes))
+
     def build_plans(self) -> tuple[PlanConfig, Artifact]:
         """Builds the pinned plan, or the first of the list that builds.
 
@@ -181,6 +204,10 @@ class pygraph(graph_room.pygraph):
         """As `execute`, with the plan at `index` instead of the one that was chosen."""
         _, index = self._checked(index, "execute_plan_at_index")
         _execution_of(self, handle, index).run(buffers, workspace, handle)
+
+
+def _listed(what: str, notes: frozenset[str]) -> str | None:
+    return f"{what} {', '.join(sorted(notes))}" if notes else None
 
 
 @dataclass(frozen=True)

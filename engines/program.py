@@ -142,9 +142,15 @@ class ProgramBuilder:
 
 
 def program_of(data: bytes) -> Program:
-    """The program that an artifact's bytes hold, checked as a handler would; ValueError names the field at fault."""
-    told: dict[str, Any] = _ffi.program_check(data)
-    return Program(data, told["workspace"], told["sha256"])
+    """The program of bytes that were checked when they were kept; whoever loads it checks it again.
+
+    Raises:
+      ValueError: they are of another layout.
+    """
+    outer = msgpack.unpackb(data)
+    if (outer["magic"], outer["version"]) != (spec()["magic"], spec()["version"]):
+        raise ValueError(f"program: {outer['magic']} {outer['version']}, reads {spec()['magic']} {spec()['version']}")
+    return Program(data, msgpack.unpackb(outer["payload"])["workspace"], outer["sha256"].hex())
 
 
 def arguments(graph: pygraph, canonical_indices: Sequence[int]) -> list[Argument]:

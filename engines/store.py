@@ -24,7 +24,7 @@ from cudnn_jax import __version__
 from cudnn_jax.engines import trust
 from cudnn_jax.engines.base import Decline, PlanConfig
 
-FORMAT = 1
+FORMAT = 2
 
 _ABANDONED_S = 3600.0
 
@@ -215,8 +215,10 @@ def _fields(plan: PlanConfig) -> dict[str, Any]:
         "kind": plan.kind,
         "mode": plan.mode,
         "workspace": plan.workspace,
+        "notes": sorted(plan.notes),
     }
 
 
 def _config(fields: Mapping[str, Any]) -> PlanConfig:
-    return PlanConfig(**{**fields, "knobs": tuple((name, value) for name, value in fields["knobs"])})
+    knobs = tuple((name, value) for name, value in fields["knobs"])
+    return PlanConfig(**{**fields, "knobs": knobs, "notes": frozenset(fields["notes"])})

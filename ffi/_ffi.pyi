@@ -87,6 +87,9 @@ class BackendGraph:
     def plan_engine(self, index: int) -> tuple[int, dict[str, int]]:
         """The plan's engine id and knobs by name."""
 
+    def plan_notes(self, index: int) -> tuple[list[str], list[str]]:
+        """The names of the plan's numerical and behavior notes."""
+
     def build_plan(self, index: int) -> None:
         """Raises BackendNotSupported when the plan does not build."""
 

@@ -25,6 +25,12 @@ struct EngineChoice {
   std::map<std::string, int64_t> knobs;
 };
 
+// What cuDNN says of a plan's engine, by the names of its notes.
+struct PlanNotes {
+  std::vector<std::string> numeric;
+  std::vector<std::string> behavior;
+};
+
 // Thread safe; calls on one graph wait for one another.
 class BackendGraph {
  public:
@@ -45,6 +51,7 @@ class BackendGraph {
   int64_t plan_count();
   std::string plan_name(int64_t index);
   EngineChoice plan_engine(int64_t index);
+  PlanNotes plan_notes(int64_t index);
   void build_plan(int64_t index);
   // Of a built plan.
   int64_t plan_workspace(int64_t index);

@@ -66,6 +66,13 @@ void bind_cudnn(nb::module_& m) {
       .def("plan_count", &BackendGraph::plan_count, Release())
       .def("plan_name", &BackendGraph::plan_name, "index"_a, Release(), "cuDNN's tag of the plan.")
       .def("plan_engine", &plan_engine, "index"_a, Release(), "The plan's engine id and knobs by name.")
+      .def(
+          "plan_notes",
+          [](BackendGraph& graph, int64_t index) {
+            PlanNotes notes = graph.plan_notes(index);
+            return std::pair(std::move(notes.numeric), std::move(notes.behavior));
+          },
+          "index"_a, Release(), "The names of the plan's numerical and behavior notes.")
       .def("build_plan", &BackendGraph::build_plan, "index"_a, Release(),
            "Raises BackendNotSupported when the plan does not build.")
       .def("plan_workspace", &BackendGraph::plan_workspace, "index"_a, Release(),

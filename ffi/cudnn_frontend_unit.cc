@@ -132,6 +132,37 @@ cudnnBackendKnobType_t knob_number(const std::string& name) {
   return static_cast<cudnnBackendKnobType_t>(std::stoi(digits));
 }
 
+template <typename Note>
+std::vector<std::string> names_of(const std::vector<Note>& notes, const std::map<Note, const char*>& names) {
+  std::vector<std::string> found;
+  for (const Note note : notes) {
+    const auto named = names.find(note);
+    if (named != names.end()) found.emplace_back(named->second);
+  }
+  return found;
+}
+
+const std::map<fe::NumericalNote_t, const char*> kNumericalNotes = {
+    {fe::NumericalNote_t::TENSOR_CORE, "TENSOR_CORE"},
+    {fe::NumericalNote_t::DOWN_CONVERT_INPUTS, "DOWN_CONVERT_INPUTS"},
+    {fe::NumericalNote_t::REDUCED_PRECISION_REDUCTION, "REDUCED_PRECISION_REDUCTION"},
+    {fe::NumericalNote_t::FFT, "FFT"},
+    {fe::NumericalNote_t::NONDETERMINISTIC, "NONDETERMINISTIC"},
+    {fe::NumericalNote_t::WINOGRAD, "WINOGRAD"},
+    {fe::NumericalNote_t::WINOGRAD_TILE_4x4, "WINOGRAD_TILE_4x4"},
+    {fe::NumericalNote_t::WINOGRAD_TILE_6x6, "WINOGRAD_TILE_6x6"},
+    {fe::NumericalNote_t::WINOGRAD_TILE_13x13, "WINOGRAD_TILE_13x13"},
+    {fe::NumericalNote_t::STRICT_NAN_PROP, "STRICT_NAN_PROP"},
+};
+
+const std::map<fe::BehaviorNote_t, const char*> kBehaviorNotes = {
+    {fe::BehaviorNote_t::RUNTIME_COMPILATION, "RUNTIME_COMPILATION"},
+    {fe::BehaviorNote_t::REQUIRES_FILTER_INT8x32_REORDER, "REQUIRES_FILTER_INT8x32_REORDER"},
+    {fe::BehaviorNote_t::REQUIRES_BIAS_INT8x32_REORDER, "REQUIRES_BIAS_INT8x32_REORDER"},
+    {fe::BehaviorNote_t::SUPPORTS_CUDA_GRAPH_NATIVE_API, "SUPPORTS_CUDA_GRAPH_NATIVE_API"},
+    {fe::BehaviorNote_t::CUBLASLT_DEPENDENCY, "CUBLASLT_DEPENDENCY"},
+};
+
 // An engine's tag is "eng10_k2=24_k18=1": its number, and the numbers and values of its knobs.
 EngineChoice read_tag(const std::string& tag) {
   EngineChoice choice;
@@ -164,6 +195,11 @@ class PlanGraph final : public fe::graph::Graph {
     std::string name;
     check(plans.get_name_at_index(index, name));
     return name;
+  }
+
+  PlanNotes notes(int64_t index) const {
+    const auto at = static_cast<size_t>(index);
+    return {names_of(plans.numeric_notes[at], kNumericalNotes), names_of(plans.behavior_notes[at], kBehaviorNotes)};
   }
 
   bool is_built(int64_t index) const { return plans.is_plan_index_executable(index).is_good(); }
@@ -420,6 +456,13 @@ std::string BackendGraph::plan_name(int64_t index) {
 }
 
 EngineChoice BackendGraph::plan_engine(int64_t index) { return read_tag(plan_name(index)); }
+
+PlanNotes BackendGraph::plan_notes(int64_t index) {
+  return lowered_->on_device([&] {
+    lowered_->check_index(index);
+    return lowered_->graph.notes(index);
+  });
+}
 
 void BackendGraph::build_plan(int64_t index) {
   lowered_->on_device([&] {

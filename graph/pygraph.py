@@ -173,7 +173,6 @@ class pygraph(Methods):
                 made.append(tensor)
             if tensor is not None:
                 outputs[output.name] = tensor
-                tensor._fixed_type = output.type
         node = Node(self, operation, call.name, call.inputs, outputs, call.params, call.compute_data_type)
         infer_node(node)
         for tensor in outputs.values():

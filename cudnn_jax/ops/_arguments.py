@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def array(name: str, value: Any, *, rank: Sequence[int], layout: str) -> Any:
@@ -54,6 +55,12 @@ def static_number(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{name} is {value!r}; the rule: a finite number")
     return number
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} is {value!r}; the rule: True or False, known while tracing")
+    return bool(value)
 
 
 def optional_name(name: str, value: Any) -> str | None:

@@ -7,9 +7,11 @@ in the operation's file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -23,7 +25,9 @@ from cudnn_jax import _runtime, _target
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import Inline, Program
 from cudnn_jax.engines.program import storage_order, storage_shape
+from cudnn_jax.engines.target import CPU
 from cudnn_jax.graph import Tensor
+from cudnn_jax.ops import _derivative
 
 Avals = Mapping[str, Any]
 
@@ -33,19 +37,28 @@ class BuiltGraph:
     """A graph and where the operation's operands and results sit in it.
 
     The operation's arrays have the shape of a tensor's memory, up to axes of length 1 and splits of an axis; with
-    `logical` they have its dims, and lowering transposes where memory differs.
+    `logical` they have its dims, and lowering transposes where memory differs. A result may be the first elements of
+    its tensor.
+
+    Attributes:
+      constants: tensors that no operand fills, with what does.
+      aliases: result -> the operand whose buffer it is in a program.
     """
 
     graph: planning.pygraph
     operands: Mapping[str, Tensor]
     results: Mapping[str, Tensor]
     logical: bool = False
+    constants: Sequence[tuple[Tensor, np.ndarray]] = ()
+    aliases: Mapping[str, str] = MappingProxyType({})
 
     def to_memory(self, array: jax.Array, tensor: Tensor) -> jax.Array:
         return _from_logical(array, tensor) if self.logical else array.reshape(storage_shape(tensor))
 
     def from_memory(self, array: jax.Array, tensor: Tensor, shape: tuple[int, ...]) -> jax.Array:
-        return _to_logical(array, tensor) if self.logical else array.reshape(shape)
+        if self.logical:
+            return _to_logical(array, tensor)
+        return array.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,10 @@ class Operation:
       derivative: what it has no rule for, for the error of a derivative that reaches the primitive.
       broadcast: operands whose batch axis may stay 1.
       summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
+      unfolded: (config, operands) -> a function of the operands to map in the operation's place, to the list of its
+        results, or None where folding is right. Raises NotImplementedError where neither is possible.
+      reverse: what transposes the operation's derivative, for `_derivative`.
+      is_reverse: whether the operation is what another one's `reverse` calls.
     """
 
     name: str
@@ -71,6 +88,9 @@ class Operation:
     derivative: str = "forward-mode or second derivative: use reverse mode (jax.grad) once"
     broadcast: frozenset[str] = frozenset()
     summed: Mapping[str, str] | None = None
+    unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
+    reverse: _derivative.Reverse | None = None
+    is_reverse: bool = False
 
     def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
         """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
@@ -94,6 +114,16 @@ def register(operation: Operation) -> Operation:
     mlir.register_lowering(primitive, partial(_lower, operation), platform="cuda")
     batching.primitive_batchers[primitive] = partial(_batch, operation)
     ad.primitive_jvps[primitive] = partial(_refuse_jvp, operation)
+    if operation.reverse is not None:
+        _derivative.define_forward(
+            operation.name,
+            primitive,
+            partial(_abstract_eval, operation),
+            partial(_reference, operation),
+            operation.reverse,
+        )
+    elif operation.is_reverse:
+        _derivative.define_backward(operation.name, primitive, partial(_reference, operation))
     OPERATIONS[operation.name] = operation
     PRIMITIVES[operation.name] = primitive
     return operation
@@ -141,11 +171,12 @@ def _lower(operation: Operation, ctx: Any, *args: Any, names: Sequence[str], con
     operands = dict(zip(names, ctx.avals_in, strict=True))
     built = operation.build(config, operands)
     planned = planning.plan(built.graph, _target.of_lowering(ctx), config.implementation)
-    emit = _inline if isinstance(planned.artifact, Inline) else _call
-    fn = emit(planned.artifact, built, names, operation.results(config, operands))
+    shapes = operation.results(config, operands)
     # What happens inside is local to the device: manual axes of shard_map mean nothing to it.
     local = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
-    return mlir.lower_fun(fn, multiple_results=True)(local, *args)
+    if isinstance(planned.artifact, Inline):
+        return _emit(local, _inline(planned.artifact, built, names, shapes), args)
+    return _emit_call(local, planned.artifact, built, names, shapes, args)
 
 
 def _plain(aval: Any) -> Any:
@@ -169,31 +200,88 @@ def _inline(
     return run
 
 
-def _call(
-    artifact: Program, built: BuiltGraph, names: Sequence[str], shapes: Mapping[str, jax.ShapeDtypeStruct]
-) -> Callable[..., list[jax.Array]]:
-    """One custom call that carries the program; its workspace is one more result, dropped here."""
+def _reference(operation: Operation, *arrays: jax.Array, names: Sequence[str], config: Any) -> list[jax.Array]:
+    """The operation in plain JAX, whatever the platform: what is traced has derivatives of its own."""
+    avals = {name: jax.typeof(array) for name, array in zip(names, arrays, strict=True)}
+    built = operation.build(config, avals)
+    artifact = planning.plan(built.graph, CPU, _derivative.REFERENCE).artifact
+    assert isinstance(artifact, Inline)
+    return _inline(artifact, built, names, operation.results(config, avals))(*arrays)
+
+
+def _emit(ctx: Any, fn: Callable[..., list[jax.Array]], args: Sequence[Any]) -> Sequence[Any]:
+    made: Sequence[Any] = mlir.lower_fun(fn, multiple_results=True)(ctx, *args)
+    return made
+
+
+def _emit_call(
+    ctx: Any,
+    artifact: Program,
+    built: BuiltGraph,
+    names: Sequence[str],
+    shapes: Mapping[str, jax.ShapeDtypeStruct],
+    args: Sequence[Any],
+) -> Sequence[Any]:
+    """One custom call that carries the program; its workspace is one more result, dropped here.
+
+    Where the operation's arrays are the call's own, as is common, nothing stands around it and nothing is traced.
+    """
     _runtime.register()
-    result_of = {id(tensor): name for name, tensor in built.results.items()}
-    order = [result_of[id(tensor)] for tensor in built.graph.outputs]
-    types = [jax.ShapeDtypeStruct(storage_shape(built.results[name]), shapes[name].dtype) for name in order]
-    if artifact.workspace:
-        types.append(jax.ShapeDtypeStruct((artifact.workspace,), jnp.uint8))
+    tensors = artifact.operands if artifact.prepare else built.graph.inputs
+    taken = [_memory_aval(tensor) for tensor in tensors]
+    made = [_memory_aval(tensor) for tensor in built.graph.outputs]
+    scratch = [jax.core.ShapedArray((artifact.workspace,), jnp.uint8)] if artifact.workspace else []
 
-    def run(*arrays: jax.Array) -> list[jax.Array]:
-        call = jax.ffi.ffi_call(_runtime.TARGET, types)
+    def before(*arrays: jax.Array) -> list[jax.Array]:
         given = _in_graph_order(built, names, arrays)
-        operands = given if artifact.prepare is None else _prepared(artifact, built, given)
-        out = call(*operands, program=np.frombuffer(artifact.data, np.uint8))
-        made = dict(zip(order, out, strict=False))
-        return [built.from_memory(made[name], tensor, shapes[name].shape) for name, tensor in built.results.items()]
+        return given if artifact.prepare is None else _prepared(artifact, built, given)
 
-    return run
+    def after(*arrays: jax.Array) -> list[jax.Array]:
+        by_tensor = dict(zip(map(id, built.graph.outputs), arrays, strict=True))
+        return [
+            built.from_memory(by_tensor[id(tensor)], tensor, shapes[name].shape)
+            for name, tensor in built.results.items()
+        ]
+
+    at = {id(built.operands[name]): position for position, name in enumerate(names)}
+    order = [at[id(tensor)] for tensor in built.graph.inputs if id(tensor) in at]
+    plain = artifact.prepare is None and not built.logical and not built.constants
+    if plain and [ctx.avals_in[i].shape for i in order] == _shapes(taken):
+        operands = [args[i] for i in order]
+    else:
+        operands = list(_emit(ctx.replace(avals_out=taken), before, args))
+
+    call = ctx.replace(avals_in=taken, avals_out=[*made, *scratch])
+    aliases = {
+        _position(built.operands[operand], tensors): _position(built.results[result], built.graph.outputs)
+        for result, operand in built.aliases.items()
+    }
+    rule = jax.ffi.ffi_lowering(_runtime.TARGET, operand_output_aliases=aliases)
+    results = list(rule(call, *operands, program=np.frombuffer(artifact.data, np.uint8)))[: len(made)]
+
+    at = {id(tensor): position for position, tensor in enumerate(built.graph.outputs)}
+    order = [at[id(tensor)] for tensor in built.results.values()]
+    if not built.logical and [made[i].shape for i in order] == _shapes(ctx.avals_out):
+        return [results[i] for i in order]
+    return _emit(ctx.replace(avals_in=made), after, results)
+
+
+def _position(tensor: Tensor, tensors: Sequence[Tensor]) -> int:
+    return next(position for position, each in enumerate(tensors) if each is tensor)
+
+
+def _memory_aval(tensor: Tensor) -> Any:
+    return jax.core.ShapedArray(storage_shape(tensor), jnp.dtype(tensor.data_type.value))
+
+
+def _shapes(avals: Sequence[Any]) -> list[tuple[int, ...]]:
+    return [aval.shape for aval in avals]
 
 
 def _in_graph_order(built: BuiltGraph, names: Sequence[str], arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The operands in the graph's order, in the shapes of their memory."""
     by_tensor = {id(built.operands[name]): array for name, array in zip(names, arrays, strict=True)}
+    by_tensor |= {id(tensor): jnp.asarray(value) for tensor, value in built.constants}
     return [built.to_memory(by_tensor[id(tensor)], tensor) for tensor in built.graph.inputs]
 
 
@@ -231,6 +319,10 @@ def _batch(
         raise NotImplementedError(
             f"cudnn_jax.{operation.name} has no vmap rule: give it the whole batch, or use jax.lax.map"
         )
+    operands = dict(zip(names, args, strict=True))
+    if operation.unfolded is not None and (fn := operation.unfolded(config, operands)) is not None:
+        made = jax.vmap(fn, in_axes=(dict(zip(names, axes, strict=True)),))(operands)
+        return made, [0] * len(made)
     size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
     lead = names.index(operation.lead)
     batch = args[lead].shape[0] if axes[lead] is None else np.delete(args[lead].shape, axes[lead])[0]

@@ -1,1 +1,1 @@
-"""Linear attention: Gated DeltaNet."""
+"""Linear attention: Gated DeltaNet, forward and backward, over packed sequences."""

@@ -126,7 +126,7 @@ def test_programs_made_ahead_of_time_come_first(tmp_path: Path, monkeypatch: pyt
     assert (planned.origin, ahead.origin) == ("planned here", "CUDNN_JAX_PROGRAMS, made by cudnn_jax 0.0.1")
 
 
-@pytest.mark.parametrize("inner", ["", "v1", "v1/plans"])
+@pytest.mark.parametrize("inner", ["", "v2", "v2/plans"])
 def test_programs_that_somebody_else_could_write_are_not_read(
     inner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_cache_of_somebody_else_is_said_once_and_planning_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planning.plan(graph(), H200)
-    (tmp_path / "cache" / "v1" / "plans").chmod(0o777)
+    (tmp_path / "cache" / "v2" / "plans").chmod(0o777)
     planning.clear_memo()
     with pytest.warns(UserWarning, match="0777(.|\\n)*CUDNN_JAX_CACHE_DIR names another"):
         assert planning.plan(graph(), H200).origin == "planned here"

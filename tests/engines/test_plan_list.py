@@ -11,6 +11,7 @@ import pytest
 from cudnn_jax.engines import ids, planning
 from cudnn_jax.engines.base import BaseEngine, Inline, PlanConfig, Program
 from cudnn_jax.engines.manifest import EngineSlot
+from cudnn_jax.engines.notes import behavior_note, numerical_note
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import CPU, Target
@@ -27,6 +28,7 @@ class Sized(BaseEngine):
 
     name = "sized"
     kind = "test"
+    notes = frozenset({"TENSOR_CORE", "RUNTIME_COMPILATION"})
 
     def configs(self, graph: Any, facts: Any, target: Target) -> Any:
         return [(("bytes", size),) for size in SIZES]
@@ -131,6 +133,43 @@ def test_engines_and_plans_are_deselected_by_name(names: list[str], left: str) -
     assert graph.build_plans()[0].name == left
     with pytest.raises(TypeError, match="a sequence of names"):
         graph.deselect_engines("xla")
+
+
+@pytest.mark.parametrize(
+    ("call", "notes", "left"),
+    [
+        ("select_numeric_notes", [numerical_note.TENSOR_CORE], "sized:bytes=4096"),
+        ("select_numeric_notes", [], "sized:bytes=4096"),
+        ("deselect_numeric_notes", ["TENSOR_CORE", "FFT"], "xla"),
+        ("deselect_numeric_notes", [numerical_note.FFT], "sized:bytes=4096"),
+        ("select_behavior_notes", ["RUNTIME_COMPILATION"], "sized:bytes=4096"),
+        ("deselect_behavior_notes", [behavior_note.RUNTIME_COMPILATION], "xla"),
+    ],
+)
+def test_plans_are_selected_by_notes(call: str, notes: list[str], left: str) -> None:
+    graph = planned()
+    getattr(graph, call)(notes)
+    assert graph.build_plans()[0].name == left
+
+
+def test_a_plan_without_one_of_the_notes_is_left_out_and_says_so() -> None:
+    graph = planned()
+    graph.select_numeric_notes(["TENSOR_CORE", "WINOGRAD"])
+    with pytest.raises(GraphNotSupportedError, match=r"sized:bytes=0: deselected: lacks the note WINOGRAD\n"):
+        graph.build_plans()
+
+
+@pytest.mark.parametrize(
+    ("call", "notes", "error", "message"),
+    [
+        ("select_numeric_notes", "FFT", TypeError, "a sequence of notes"),
+        ("deselect_numeric_notes", ["RUNTIME_COMPILATION"], ValueError, "'RUNTIME_COMPILATION' is none of TENSOR_CORE"),
+        ("deselect_behavior_notes", ["FFT"], ValueError, "'FFT' is none of RUNTIME_COMPILATION"),
+    ],
+)
+def test_what_is_no_note_is_named(call: str, notes: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"{call}.*{message}"):
+        getattr(planned(), call)(notes)
 
 
 def test_when_all_are_deselected_the_error_says_so() -> None:

@@ -133,7 +133,7 @@ def check():
         found = Store(folder).load(key)
         assert found is None or found.program == program, key
         sound += found is not None
-    for path in (folder / "v1").rglob("*"):
+    for path in (folder / "v2").rglob("*"):
         assert path.is_dir() or path.name.startswith(".new-") or path.stat().st_size, path
     return sound
 

@@ -17,6 +17,7 @@ from cudnn_graphs import attention, heads, matmul, packed, paged, pointwise
 from ffi_programs import buffer, cudnn, payload, seal
 
 from cudnn_jax import _ffi
+from cudnn_jax.engines.notes import behavior_note, numerical_note
 from cudnn_jax.graph import pygraph
 from cudnn_jax.graph.pointwise import POINTWISE
 from support.stub_libcuda import (
@@ -350,6 +351,16 @@ def test_plans_are_asked_for_by_index_and_mode(planner: Planner) -> None:
             planner.ask(call, key=key, **arguments)
     with pytest.raises(Refused, match="BackendNotSupported: Invalid engine id"):
         planner.ask("replay", key=key, engine_id=1 << 20, knobs={})
+
+
+def test_a_plan_tells_its_notes(planner: Planner) -> None:
+    for graph in (attention(False), matmul(64, 64, 64)):
+        key, plans = plan(planner, graph)
+        planner.ask("replay", key=key, engine_id=plans[0][1], knobs=plans[0][2])
+        found = planner.ask("notes", key=key)
+        assert len(found) == len(plans) + 1 and found[-1] == found[0]
+        numeric, behavior = (set().union(*kind) for kind in zip(*found, strict=True))
+        assert "TENSOR_CORE" in numeric <= set(numerical_note) and behavior <= set(behavior_note)
 
 
 WITHOUT_CUDNN = """

@@ -33,6 +33,10 @@ def plans(key: str) -> list[Any]:
     return [(lowered.plan_name(i), *lowered.plan_engine(i)) for i in range(lowered.plan_count())]
 
 
+def notes(key: str) -> list[Any]:
+    return [graphs[key].plan_notes(i) for i in range(graphs[key].plan_count())]
+
+
 def build(key: str, index: int) -> dict[str, Any]:
     graphs[key].build_plan(index)
     plan = base64.b64encode(graphs[key].serialize_plan(index)).decode()
@@ -75,7 +79,7 @@ def deserialise(plan: str, properties: str) -> int:
     return size.value
 
 
-CALLS = {call.__name__: call for call in (lower, create, replay, plans, build, workspace, deserialise)}
+CALLS = {call.__name__: call for call in (lower, create, replay, plans, notes, build, workspace, deserialise)}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""Packed sequences cut into chunks: what the chunked reference engines share.
+
+A chunk of C tokens never straddles sequences. `total // C + sequences` slots hold the chunks of any lengths, so that
+shapes are static: a sequence's slots are consecutive and in order, unused ones are last. Rows of a slot past its
+chunk's tokens are 0, which leaves the state as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = jax.Array
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where each chunk, token and sequence is.
+
+    Attributes:
+      chunk: tokens of a slot.
+      lengths: (n,) tokens of each sequence.
+      first: (n + 1,) each sequence's first slot, and the number of used ones.
+      sequence: (slots,) the slot's sequence.
+      opens, closes: (slots,) whether the slot is its sequence's first, or last.
+      rows: (slots, C) the token of each row, out of range where there is none.
+      token_rows: (total,) where each token's row is in (slots * C,), out of range for tokens of no sequence.
+      lanes: (lanes + 1,) bounds of slot ranges that hold whole sequences, about as many slots each.
+    """
+
+    chunk: int
+    lengths: Array
+    first: Array
+    sequence: Array
+    opens: Array
+    closes: Array
+    rows: Array
+    token_rows: Array
+    lanes: Array
+
+    @classmethod
+    def of(cls, cu_seqlens: Array, total: int, chunk: int, lanes: int) -> Slots:
+        cu = cu_seqlens.astype(jnp.int32)
+        lengths = jnp.diff(cu)
+        sequences = lengths.shape[0]
+        counts = -(-lengths // chunk)
+        first = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
+        slot = jnp.arange(total // chunk + sequences, dtype=jnp.int32)
+        sequence = jnp.clip(jnp.searchsorted(first, slot, side="right") - 1, 0, sequences - 1)
+        start = (slot - first[sequence]) * chunk
+        used = slot < first[-1]
+        inside = jnp.arange(chunk, dtype=jnp.int32)
+        there = used[:, None] & (start[:, None] + inside < lengths[sequence][:, None])
+        rows = jnp.where(there, cu[sequence][:, None] + start[:, None] + inside, total)
+
+        token = jnp.arange(total, dtype=jnp.int32)
+        owner = jnp.clip(jnp.searchsorted(cu, token, side="right") - 1, 0, sequences - 1)
+        token_rows = first[owner] * chunk + token - cu[owner]
+        token_rows = jnp.where((token >= cu[0]) & (token < cu[-1]), token_rows, slot.shape[0] * chunk)
+
+        targets = -(-jnp.arange(lanes + 1, dtype=jnp.int32) * first[-1] // lanes)
+        bounds = first[jnp.searchsorted(first, targets, side="left")]
+        return cls(
+            chunk=chunk,
+            lengths=lengths,
+            first=first,
+            sequence=sequence,
+            opens=slot == first[sequence],
+            closes=slot == first[sequence + 1] - 1,
+            rows=rows,
+            token_rows=token_rows,
+            lanes=bounds,
+        )
+
+    def cut(self, x: Array) -> Array:
+        """(total, heads, ...) as (slots, heads, C, ...), rows of no token 0."""
+        return jnp.moveaxis(x.at[self.rows].get(mode="fill", fill_value=0), 2, 1)
+
+    def joined(self, x: Array) -> Array:
+        """(slots, heads, C, ...) as (total, heads, ...), tokens of no sequence 0."""
+        slots, heads, chunk, *rest = x.shape
+        rows = jnp.moveaxis(x, 1, 2).reshape(slots * chunk, heads, *rest)
+        return rows.at[self.token_rows].get(mode="fill", fill_value=0)
+
+    def checkpoints(self, every: int, rows: int) -> tuple[Array, Array]:
+        """(sequence, tokens of it) behind which each kept state stands; sequence n where there is no more."""
+        counts = jnp.maximum(self.lengths - 1, 0) // every
+        ends = jnp.cumsum(counts)
+        row = jnp.arange(rows, dtype=jnp.int32)
+        sequence = jnp.searchsorted(ends, row, side="right").astype(jnp.int32)
+        before = (ends - counts).at[sequence].get(mode="fill", fill_value=0)
+        return sequence, (row - before + 1) * every
+
+    def place(self, sequence: Array, tokens: Array) -> tuple[Array, Array]:
+        """(slot, row) of the last of a sequence's first `tokens`, of which there is at least one."""
+        return self.first[sequence] + (tokens - 1) // self.chunk, (tokens - 1) % self.chunk
+
+    def scan(
+        self,
+        step: Callable[[Array, Array], tuple[Array, tuple[Array, ...]]],
+        carry: Array,
+        kept: tuple[Array, ...],
+        reverse: bool = False,
+    ) -> tuple[Array, ...]:
+        """Runs `step` over the slots of every lane in turn, lanes beside each other.
+
+        `step` takes the slots (lanes,) and the carry (lanes, ...), and returns the next carry and what to keep of each
+        slot, for the arrays `kept` (slots, ...). Slots that are not used keep what they had.
+        """
+        low, high = self.lanes[:-1], self.lanes[1:]
+        beyond = self.sequence.shape[0]
+
+        def body(i: Any, state: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
+            carry, kept = state
+            slot = high - 1 - i if reverse else low + i
+            carry, made = step(jnp.clip(slot, 0, beyond - 1), carry)
+            where = jnp.where((low <= slot) & (slot < high), slot, beyond)
+            return carry, tuple(x.at[where].set(y, mode="drop") for x, y in zip(kept, made, strict=True))
+
+        steps = jnp.max(high - low)
+        return lax.fori_loop(0, steps, body, (carry, kept))[1]
