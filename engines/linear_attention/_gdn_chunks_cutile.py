@@ -21,7 +21,7 @@ LOG2_E = 1.4426950408889634
 _TABLE_TILE = 256
 
 
-def _wide(tile):
+def wide(tile):
     return ct.astype(tile, ct.float32)
 
 
@@ -72,25 +72,58 @@ def gdn_chunk_table(
                 ct.store(rows, (0, tile), ct.zeros((C, COLS), cleared.dtype), allow_tma=False)
 
 
-def _gates(g, beta, a_log, dt_bias, first, tokens, head, SAFE, LINEAR, SIGMOID, DOUBLE, A_LOG, DT_BIAS):
-    """(cumulated log gates, beta), float32 (C,) each, of a chunk of one head."""
-    row = ct.arange(C, dtype=ct.int32)
-    inside = row < tokens
-    gate = _wide(ct.gather(g, (first + row, head), mask=inside))
-    if SAFE:
-        if DT_BIAS:
-            gate = gate + _wide(ct.gather(dt_bias, (head,)))
-        # softplus; the absolute error of log(1 + x) for a small x is of no consequence in a gate
-        gate = -(ct.maximum(gate, 0.0) + ct.log(1.0 + ct.exp(-ct.abs(gate))))
-        if A_LOG:
-            gate = gate * ct.exp(_wide(ct.gather(a_log, (head,))))
-    if LINEAR:
-        gate = ct.log(ct.maximum(gate, 1e-10))
-    rate = _wide(ct.gather(beta, (first + row, head), mask=inside))
-    if SIGMOID:
-        rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
-    gate = ct.where(inside, ct.maximum(gate, GATE_FLOOR), 0.0)
-    return ct.cumsum(gate, axis=0), ct.where(inside, rate, 0.0)
+def gdn_gates(
+    g,
+    beta,
+    a_log,
+    dt_bias,
+    chunks,
+    gates,
+    rates,
+    HEADS: Static[int],
+    SIGMOID: Static[bool],
+    DOUBLE: Static[bool],
+    SAFE: Static[bool],
+    A_LOG: Static[bool],
+    DT_BIAS: Static[bool],
+    LINEAR: Static[bool],
+):
+    """Block (tile of HEADS heads, slot) writes gates and rates (slots, HO, C), float32: the log gates summed up to each
+    token of the chunk, and beta, after what the options make of g and beta (total, HO)."""
+    part, slot = ct.bid(0), ct.bid(1)
+    first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
+    if tokens > 0:
+        gate = _load_heads(g, first, tokens, part, HEADS)
+        rate = _load_heads(beta, first, tokens, part, HEADS)
+        if SAFE:
+            if DT_BIAS:
+                gate = gate + _load_head_row(dt_bias, part, HEADS)
+            # softplus; the absolute error of log(1 + x) for a small x is of no consequence in a gate
+            gate = -(ct.maximum(gate, 0.0) + ct.log(1.0 + ct.exp(-ct.abs(gate))))
+            if A_LOG:
+                gate = gate * ct.exp(_load_head_row(a_log, part, HEADS))
+        if LINEAR:
+            gate = ct.log(ct.maximum(gate, 1e-10))
+        if SIGMOID:
+            rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
+        inside = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1)) < tokens
+        total = ct.cumsum(ct.where(inside, ct.maximum(gate, GATE_FLOOR), 0.0), axis=0)
+        _store_heads(gates, slot, part, total, HEADS)
+        _store_heads(rates, slot, part, ct.where(inside, rate, 0.0), HEADS)
+
+
+def _load_heads(array, first, tokens, part, HEADS):
+    rows = array.slice(axis=0, start=first, stop=first + tokens)
+    return wide(ct.load(rows, (0, part), (C, HEADS), padding_mode=ct.PaddingMode.ZERO, allow_tma=False))
+
+
+def _load_head_row(array, part, HEADS):
+    row = ct.load(array, (part,), (HEADS,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+    return wide(ct.reshape(row, (1, HEADS)))
+
+
+def _store_heads(array, slot, part, tile, HEADS):
+    ct.store(array, (slot, part, 0), ct.reshape(ct.transpose(tile), (1, HEADS, C)), allow_tma=False)
 
 
 def _load_rows(array, first, tokens, head, WIDTH):
@@ -100,74 +133,97 @@ def _load_rows(array, first, tokens, head, WIDTH):
     return ct.reshape(tile, (C, WIDTH))
 
 
-def _inverse_norms(rows):
-    """(C,) of 1 / sqrt(sum x^2 + 1e-6)."""
-    wide = _wide(rows)
-    return ct.rsqrt(ct.sum(wide * wide, axis=1) + 1e-6)
+def _product(x, y):
+    return ct.mma(x, y, ct.zeros((C, C), ct.float32))
 
 
-def _narrow(tile):
+def _half(tile):
     return ct.astype(tile, ct.float16)
 
 
-def _product(x, y):
-    return ct.mma(_narrow(x), _narrow(y), ct.zeros((C, C), ct.float32))
+def _inverse_norms(rows, diagonal):
+    """(C,) of 1 / sqrt(sum x^2 + 1e-6), out of the product of all rows: fewer instructions than sums of squares."""
+    squares = ct.where(diagonal, _product(rows, ct.transpose(rows)), 0.0)
+    return ct.rsqrt(ct.sum(squares, axis=1) + 1e-6, flush_to_zero=True)
 
 
-def _inverse(lower, row, column):
-    """(I + lower)^-1 of a strictly lower triangular (C, C), float32.
+def _inverse(full, row, column):
+    """(I + what is below the diagonal of a (C, C) float32 that is 0 above it)^-1.
 
     Diagonal blocks first, whose powers end with the 7th; what is left then has powers that end with the 7th as well.
     """
-    unit = ct.where(row == column, 1.0, 0.0)
     near = row // BLOCK == column // BLOCK
-    inner, outer = ct.where(near, lower, 0.0), ct.where(near, 0.0, lower)
-    blocks = _from_powers(inner, unit)
-    rest = _product(blocks, outer)
-    return _product(_from_powers(rest, unit), blocks)
+    diagonal = row == column
+    blocks = _from_powers(ct.where(near & (row > column), full, 0.0), diagonal)
+    rest = _product(blocks, _half(ct.where(near, 0.0, full)))
+    return _product(_from_powers(rest, diagonal), blocks)
 
 
-def _from_powers(x, unit):
-    """(I + x)^-1 where x^8 is 0: (I - x)(I + x^2)(I + x^4)."""
-    square = _product(x, x)
-    made = unit - x
-    made = made + _product(made, square)
-    return made + _product(made, _product(square, square))
+def _from_powers(x, diagonal):
+    """(I + x)^-1 of a strictly lower triangular x whose 8th power is 0: (I - x)(I + x^2)(I + x^4), in float16."""
+    made = ct.where(diagonal, 1.0, -x)
+    x = _half(x)
+    square = _half(_product(x, x))
+    made = made + _product(_half(made), square)
+    return _half(made + _product(_half(made), _half(_product(square, square))))
+
+
+def power(tile):
+    """2 to the tile, where that is a normal number."""
+    return ct.exp2(tile, flush_to_zero=True)
+
+
+def load_row(array, slot, head):
+    """(1, C) of an array (slots, heads, C)."""
+    return ct.reshape(ct.load(array, (slot, head, 0), (1, 1, C), check_bounds=False, allow_tma=False), (1, C))
+
+
+def load_column(array, slot, head):
+    """(C, 1) of an array (slots, heads, C). Not a reshaped row, which would be loaded once and moved between threads."""
+    tile = ct.load(array, (0, head, slot), (C, 1, 1), order=(2, 1, 0), check_bounds=False, allow_tma=False)
+    return ct.reshape(tile, (C, 1))
+
+
+def load_last(array, slot, head):
+    """(1, 1), the last of a chunk's in an array (slots, heads, C)."""
+    tile = ct.load(array, (slot, head, C - 1), (1, 1, 1), check_bounds=False, allow_tma=False)
+    return ct.reshape(tile, (1, 1))
+
+
+def _write(array, slot, head, tile):
+    """(C,) into an array (slots, heads, C)."""
+    ct.store(array, (slot, head, 0), ct.reshape(tile, (1, 1, C)), check_bounds=False, allow_tma=False)
+
+
+def _write_tile(array, slot, head, tile):
+    """(C, columns) into an array (slots, heads, C, columns)."""
+    tile = ct.reshape(ct.astype(tile, array.dtype), (1, 1, C, tile.shape[1]))
+    ct.store(array, (slot, head, 0, 0), tile, check_bounds=False)
 
 
 def gdn_prepare(
     q,
     k,
-    g,
-    beta,
-    a_log,
-    dt_bias,
     chunks,
-    inverse,
-    attention,
     gates,
     rates,
+    inverse,
+    attention,
+    update,
     q_norms,
     k_norms,
     K: Static[int],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
     SCALE: Static[float],
-    ATTENTION: Static[bool],
+    FORWARD: Static[bool],
     L2NORM: Static[bool],
-    SIGMOID: Static[bool],
-    DOUBLE: Static[bool],
-    SAFE: Static[bool],
-    A_LOG: Static[bool],
-    DT_BIAS: Static[bool],
-    LINEAR: Static[bool],
 ):
-    """Block (head, slot) writes, for row i and column j of its chunk, with G the cumulated log gates:
+    """Block (head, slot) writes, for row i and column j of its chunk, with G the gates and in the io dtype
 
-    inverse (slots, HO, C, C), io dtype: (I + tril(beta_i e^(G_i - G_j) <k_i, k_j>, -1))^-1
-    attention, the same shape, if ATTENTION: tril(SCALE e^(G_i - G_j) <q_i, k_j>)
-    gates, rates (slots, HO, C) float32: G and beta
-    q_norms (if ATTENTION), k_norms, the same shape, if L2NORM: what rows of q and k are multiplied by to be normalised
+    T = (I + tril(beta_i e^(G_i - G_j) <k_i, k_j>, -1))^-1 and P = tril(SCALE e^(G_i - G_j) <q_i, k_j>) into inverse and
+    attention (slots, HO, C, C); or, if FORWARD, P T into attention and T^T diag(e^(G_last - G)) k into update
+    (slots, HO, C, K). With L2NORM it writes q_norms and k_norms (slots, HO, C) float32, what normalises rows of q and k.
 
     K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k.
     """
@@ -175,30 +231,33 @@ def gdn_prepare(
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
         keys = _load_rows(k, first, tokens, head // K_RATIO, K)
-        total, rate = _gates(
-            g, beta, a_log, dt_bias, first, tokens, head, SAFE, LINEAR, SIGMOID, DOUBLE, A_LOG, DT_BIAS
-        )
-        ct.store(gates, (slot, head, 0), ct.reshape(total, (1, 1, C)), allow_tma=False)
-        ct.store(rates, (slot, head, 0), ct.reshape(rate, (1, 1, C)), allow_tma=False)
+        queries = _load_rows(q, first, tokens, head // Q_RATIO, K)
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
-        column = ct.reshape(row, (1, C))
-        total = total * LOG2_E
-        decay = ct.exp2(ct.minimum(ct.reshape(total, (C, 1)) - ct.reshape(total, (1, C)), 0.0))
+        column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
+        gate = load_column(gates, slot, head) * LOG2_E
+        decay = ct.where(row >= column, power(gate - load_row(gates, slot, head) * LOG2_E), 0.0)
+        erased = load_column(rates, slot, head)
+        if FORWARD:
+            kept = power(load_last(gates, slot, head) * LOG2_E - gate)
         if L2NORM:
-            norms = _inverse_norms(keys)
-            ct.store(k_norms, (slot, head, 0), ct.reshape(norms, (1, 1, C)), allow_tma=False)
-            decay = decay * ct.reshape(norms, (1, C))
-            rate = rate * norms
+            k_norm = _inverse_norms(keys, row == column)
+            q_norm = _inverse_norms(queries, row == column)
+            _write(k_norms, slot, head, k_norm)
+            _write(q_norms, slot, head, q_norm)
+            decay = decay * ct.reshape(k_norm, (1, C))
+            erased = erased * ct.reshape(k_norm, (C, 1))
+            if FORWARD:
+                kept = kept * ct.reshape(k_norm, (C, 1))
         turned = ct.transpose(keys)
-        lower = ct.mma(keys, turned, ct.zeros((C, C), ct.float32)) * decay * ct.reshape(rate, (C, 1))
-        made = _inverse(ct.where(row > column, lower, 0.0), row, column)
-        ct.store(inverse, (slot, head, 0, 0), ct.reshape(ct.astype(made, inverse.dtype), (1, 1, C, C)))
-        if ATTENTION:
-            queries = _load_rows(q, first, tokens, head // Q_RATIO, K)
-            scores = ct.mma(queries, turned, ct.zeros((C, C), ct.float32)) * (decay * SCALE)
-            if L2NORM:
-                norms = _inverse_norms(queries)
-                ct.store(q_norms, (slot, head, 0), ct.reshape(norms, (1, 1, C)), allow_tma=False)
-                scores = scores * ct.reshape(norms, (C, 1))
-            scores = ct.astype(ct.where(row >= column, scores, 0.0), attention.dtype)
-            ct.store(attention, (slot, head, 0, 0), ct.reshape(scores, (1, 1, C, C)))
+        scores = _product(queries, turned) * decay
+        scores = scores * ct.reshape(q_norm * SCALE, (C, 1)) if L2NORM else scores * SCALE
+        full = _product(keys, turned) * decay * erased
+        if FORWARD:
+            scores = _half(scores)
+            made = _inverse(full, row, column)
+            _write_tile(attention, slot, head, _product(scores, _half(made)))
+            kept = ct.astype(made * kept, k.dtype)
+            _write_tile(update, slot, head, ct.mma(ct.transpose(kept), keys, ct.zeros((C, K), ct.float32)))
+        else:
+            _write_tile(attention, slot, head, scores)
+            _write_tile(inverse, slot, head, _inverse(full, row, column))

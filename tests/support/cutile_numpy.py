@@ -109,9 +109,10 @@ def _array(expected: Array, args: Iterator[Any], memory: list[np.ndarray], works
 
 
 def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
-    same = {name: getattr(np, name) for name in ("abs", "exp", "exp2", "log", "minimum", "maximum", "where")}
+    same = {name: getattr(np, name) for name in ("abs", "exp", "log", "minimum", "maximum", "where")}
     return SimpleNamespace(
         **same,
+        exp2=lambda tile, flush_to_zero=False: np.exp2(tile),
         PaddingMode=SimpleNamespace(ZERO="zero", UNDETERMINED="undetermined"),
         float16=np.dtype(np.float16),
         float32=np.dtype(np.float32),
@@ -127,7 +128,7 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         transpose=np.transpose,
         sum=lambda tile, axis, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
         cumsum=lambda tile, axis: tile.cumsum(axis, dtype=tile.dtype),
-        rsqrt=lambda tile: (1 / np.sqrt(tile)).astype(tile.dtype),
+        rsqrt=lambda tile, flush_to_zero=False: (1 / np.sqrt(tile)).astype(tile.dtype),
         mma=_mma,
         load=_load,
         store=_store,
@@ -183,10 +184,13 @@ def _load(
     index: Any,
     shape: Any,
     *,
+    order: Sequence[int] | None = None,
     padding_mode: str = "undetermined",
     check_bounds: bool = True,
     allow_tma: bool = True,
 ) -> np.ndarray:
+    if order is not None:
+        array = array.transpose(order)
     inside = np.asarray(array[_window(array, index, shape, check_bounds)])
     # tileiras 13.4 fails on a padding of what is not checked.
     assert (padding_mode == "zero") == check_bounds
