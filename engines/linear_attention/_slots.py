@@ -58,13 +58,8 @@ class Slots:
         there = used[:, None] & (start[:, None] + inside < lengths[sequence][:, None])
         rows = jnp.where(there, cu[sequence][:, None] + start[:, None] + inside, total)
 
-        token = jnp.arange(total, dtype=jnp.int32)
-        owner = jnp.clip(jnp.searchsorted(cu, token, side="right") - 1, 0, sequences - 1)
-        token_rows = first[owner] * chunk + token - cu[owner]
-        token_rows = jnp.where((token >= cu[0]) & (token < cu[-1]), token_rows, slot.shape[0] * chunk)
-
-        targets = -(-jnp.arange(lanes + 1, dtype=jnp.int32) * first[-1] // lanes)
-        bounds = first[jnp.searchsorted(first, targets, side="left")]
+        place = jnp.arange(rows.size, dtype=jnp.int32)
+        token_rows = jnp.full(total, rows.size, jnp.int32).at[rows.reshape(-1)].set(place, mode="drop")
         return cls(
             chunk=chunk,
             lengths=lengths,
@@ -74,7 +69,7 @@ class Slots:
             closes=slot == first[sequence + 1] - 1,
             rows=rows,
             token_rows=token_rows,
-            lanes=bounds,
+            lanes=_lanes(first, lanes),
         )
 
     def cut(self, x: Array) -> Array:
@@ -122,5 +117,13 @@ class Slots:
             where = jnp.where((low <= slot) & (slot < high), slot, beyond)
             return carry, tuple(x.at[where].set(y, mode="drop") for x, y in zip(kept, made, strict=True))
 
-        steps = jnp.max(high - low)
+        # A loop of known length has a derivative in reverse mode too.
+        steps = beyond if low.shape[0] == 1 else jnp.max(high - low)
         return lax.fori_loop(0, steps, body, (carry, kept))[1]
+
+
+def _lanes(first: Array, count: int) -> Array:
+    if count == 1:
+        return first[jnp.array([0, -1])]
+    targets = -(-jnp.arange(count + 1, dtype=jnp.int32) * first[-1] // count)
+    return first[jnp.searchsorted(first, targets, side="left")]

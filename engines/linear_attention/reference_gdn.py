@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Array = jax.Array
 Function = Callable[..., tuple[Any, ...]]
 _product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-_LONGEST_CHUNK = 64
+_LONGEST_CHUNK = 32
 _LANES = {"cpu": 1}
 """Lanes are of use where there are cores for them, and cost the scan up to as many times the work at worst."""
 _OTHER_LANES = 64
@@ -121,7 +121,7 @@ class _Chunks:
       decay: D, (slots, HO, C, C), 0 above the diagonal.
       from_start, to_end: E and L, (slots, HO, C).
       whole: exp(G_last), (slots, HO).
-      a, t, p: A, T and P.
+      a, p: A and P.
       back: port -> what takes the gradient by slots, heads of HO and rows to the ports' gradients.
     """
 
@@ -136,7 +136,6 @@ class _Chunks:
     to_end: Array
     whole: Array
     a: Array
-    t: Array
     p: Array
     back: dict[str, Callable[[Array], dict[str, Array]]]
 
@@ -156,8 +155,6 @@ class _Chunks:
         decay, from_start, to_end = _decays(g)
         a = jnp.tril(decay * _product("nhck,nhdk->nhcd", cut["k"], cut["k"]), -1)
         p = facts.scale * decay * _product("nhck,nhdk->nhcd", cut["q"], cut["k"])
-        eye = jnp.broadcast_to(jnp.eye(chunk, dtype=jnp.float32), a.shape)
-        t = lax.linalg.triangular_solve(eye + beta[..., None] * a, eye, left_side=True, lower=True, unit_diagonal=True)
         return cls(
             facts=facts,
             slots=slots,
@@ -170,7 +167,6 @@ class _Chunks:
             to_end=to_end,
             whole=from_start[..., -1],
             a=a,
-            t=t,
             p=p,
             back=back,
         )
@@ -179,8 +175,8 @@ class _Chunks:
 def _forward_scan(part: _Chunks, initial: Array) -> tuple[Array, Array]:
     """The state in front of each slot (slots, HO, V, K), and U."""
     slots, scaled = part.slots, part.beta[..., None]
-    w = _product("nhcd,nhdk->nhck", part.t, scaled * part.from_start[..., None] * part.k)
-    u = _product("nhcd,nhdv->nhcv", part.t, scaled * part.v)
+    rows = jnp.concatenate([part.from_start[..., None] * part.k, part.v], axis=-1)
+    w, u = jnp.split(_solved(part, scaled * rows), [part.k.shape[-1]], axis=-1)
     k_end = part.to_end[..., None] * part.k
 
     def step(slot: Array, state: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -196,8 +192,8 @@ def _forward_scan(part: _Chunks, initial: Array) -> tuple[Array, Array]:
 def _backward_scan(part: _Chunks, d_o: Array, d_final: Array) -> tuple[Array, Array, Array]:
     """The gradient Z of the state behind each slot, W, and the gradient of the initial states."""
     slots = part.slots
-    w_o = _product("nhdc,nhdv->nhcv", part.t, _product("nhdc,nhdv->nhcv", part.p, d_o))
-    w_z = _product("nhdc,nhdk->nhck", part.t, part.to_end[..., None] * part.k)
+    rows = jnp.concatenate([part.to_end[..., None] * part.k, _product("nhdc,nhdv->nhcv", part.p, d_o)], axis=-1)
+    w_z, w_o = jnp.split(_solved(part, rows, transpose=True), [part.k.shape[-1]], axis=-1)
     q_start = part.facts.scale * part.from_start[..., None] * part.q
     k_start = part.from_start[..., None] * part.k
 
@@ -216,6 +212,15 @@ def _backward_scan(part: _Chunks, d_o: Array, d_final: Array) -> tuple[Array, Ar
     first = jnp.clip(slots.first[:-1], 0, slots.sequence.shape[0] - 1)
     d_initial = jnp.where(_wide(slots.lengths > 0), before(first, end[first], w[first]), d_final)
     return end, w, d_initial
+
+
+def _solved(part: _Chunks, rows: Array, transpose: bool = False) -> Array:
+    """T times `rows`, or its transpose: solved, where the inverse itself would cost a digit on repeated keys."""
+    chunk = part.slots.chunk
+    system = part.beta[..., None] * part.a + jnp.eye(chunk, dtype=jnp.float32)
+    return lax.linalg.triangular_solve(
+        system, rows, left_side=True, lower=True, transpose_a=transpose, unit_diagonal=True
+    )
 
 
 def _blank_states(part: _Chunks, states: Array, rows: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -242,8 +247,8 @@ def _gradients(part: _Chunks, start: Array, u: Array, d_o: Array, end: Array, w:
     held = part.v - from_start * _product("nhck,nhvk->nhcv", k, start) - _product("nhcd,nhdv->nhcv", part.a, u)
     d_beta = jnp.sum(w * held, axis=-1)
     d_g = (
-        lax.cumsum(jnp.sum(q * q_read + k * k_read, axis=-1), axis=2, reverse=True)
-        + _sum_in_front(jnp.sum(k * k_write, axis=-1))
+        _product("nhi,ti->nht", jnp.sum(q * q_read + k * k_read, axis=-1), _upper(w.shape[2]))
+        + _product("nhj,tj->nht", jnp.sum(k * k_write, axis=-1), 1 - _upper(w.shape[2]))
         + (part.whole * jnp.sum(start * end, axis=(-2, -1)))[..., None]
         + _sum_across(p_inner * part.p + a_inner * part.a)
     )
@@ -253,27 +258,28 @@ def _gradients(part: _Chunks, start: Array, u: Array, d_o: Array, end: Array, w:
     return named
 
 
-def _sum_in_front(x: Array) -> Array:
-    """Of (..., C), the sum of the elements in front of each."""
-    return jnp.pad(jnp.cumsum(x, axis=-1)[..., :-1], ((0, 0),) * (x.ndim - 1) + ((1, 0),))
+def _upper(chunk: int) -> Array:
+    """(C, C) ones on and above the diagonal: as a product, the sum over a row and those behind it.
+
+    A product rather than `cumsum`, which compiles to as many operations as there are bits in C.
+    """
+    return jnp.triu(jnp.ones((chunk, chunk), jnp.float32))
 
 
 def _sum_across(x: Array) -> Array:
     """Of (..., C, C), for each t the sum over rows i >= t and columns j < t: the pairs that token t stands between."""
-    chunk = x.shape[-1]
-    at_or_behind = jnp.triu(jnp.ones((chunk, chunk), jnp.float32))
-    return jnp.sum(jnp.tril(_product("ti,nhij->nhtj", at_or_behind, x), -1), axis=-1)
+    return jnp.sum(jnp.tril(_product("ti,nhij->nhtj", _upper(x.shape[-1]), x), -1), axis=-1)
 
 
 def _decays(g: Array) -> tuple[Array, Array, Array]:
-    """D, E and L of gates (..., C).
+    """D, E and L of gates (slots, HO, C).
 
     A gate is a multiple of 1/1024, whose sums are exact, and a rest, whose sums are small: a segment's sum is as good
     as if it were added up by itself, whatever stands in front of it.
     """
     g = jnp.maximum(g, _NEVER)
     coarse = jnp.round(g * _GRAIN) / _GRAIN
-    sums = [jnp.cumsum(each, axis=-1) for each in (coarse, g - coarse)]
+    sums = [_product("nhc,ci->nhi", each, _upper(g.shape[-1])) for each in (coarse, g - coarse)]
     pairs = sum(each[..., :, None] - each[..., None, :] for each in sums)
     lower = jnp.tril(jnp.ones(pairs.shape[-2:], bool))
     decay = jnp.exp(jnp.where(lower, pairs, -jnp.inf))

@@ -28,7 +28,10 @@ class Options:
     checkpoint_every_n_tokens: int = 0
 
 
-def forward(given: Arrays, options: Options = Options()) -> Arrays:
+PLAIN = Options()
+
+
+def forward(given: Arrays, options: Options = PLAIN) -> Arrays:
     """O, final_state and state_checkpoints of packed operands under their ports' names.
 
     q (T, H, K), k (T, HK, K), v (T, HV, V), g and beta (T, HO), cu_seqlens (n + 1); initial_state (n, HO, V, K), a_log
@@ -52,7 +55,7 @@ def forward(given: Arrays, options: Options = Options()) -> Arrays:
     return {"O": out, "final_state": final, "state_checkpoints": checkpoints}
 
 
-def backward(given: Arrays, d_o: Array, d_final: Array | None = None, options: Options = Options()) -> Arrays:
+def backward(given: Arrays, d_o: Array, d_final: Array | None = None, options: Options = PLAIN) -> Arrays:
     """The gradients of <O, d_o> + <final_state, d_final> by every operand, under the operands' names."""
     rule = _Rule.of(given, options)
     grads = {name: np.zeros_like(getattr(rule, name)) for name in ("q", "k", "v", "g", "beta")}
@@ -164,7 +167,7 @@ class _Rule:
         named: dict[str, Any] = {}
         for name in ("q", "k", "v"):
             total, heads, width = given[name].shape
-            d_x = grads[name].reshape(total, heads, -1, width).sum(axis=2)
+            d_x = grads[name].reshape(total, heads, grads["g"].shape[1] // heads, width).sum(axis=2)
             if options.use_qk_l2norm and name != "v":
                 x, r = given[name], 1 / _norm(given[name])
                 d_x = r * d_x - r**3 * x * np.sum(x * d_x, axis=-1, keepdims=True)
@@ -175,9 +178,8 @@ class _Rule:
             d_beta = d_beta * half * (1 - half) * (2 if options.allow_neg_eigval else 1)
         if options.safe_gate:
             raw = given["g"] + given.get("dt_bias", 0.0)
-            inside = slice(self.spans[0][0], self.spans[-1][1])
             d_raw = -np.exp(given.get("a_log", 0.0)) * _sigmoid(raw) * d_g
-            named["a_log"], named["dt_bias"] = np.sum(d_g[inside] * self.g[inside], axis=0), np.sum(d_raw, axis=0)
+            named["a_log"], named["dt_bias"] = np.sum(d_g * self.g, axis=0), np.sum(d_raw, axis=0)
             d_g = d_raw
         elif options.gate_domain == "linear":
             d_g = np.where(given["g"] > 1e-10, d_g / np.maximum(given["g"], 1e-10), 0)
@@ -191,3 +193,82 @@ def _norm(x: Array) -> Array:
 
 def _sigmoid(x: Array) -> Array:
     return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def error(got: Array, want: Array, usual: float = 0.0) -> float:
+    """||got - want|| against want's norm, or a hundredth of the norm that inputs of that scale give."""
+    got, want = _wide(got), _wide(want)
+    if want.size == 0 or not np.any(got != want):
+        return 0.0
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-2 * usual * np.sqrt(want.size)))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Packed sequences, `tail` rows behind them, heads of q, k and v, and widths."""
+
+    lengths: tuple[int, ...]
+    heads: tuple[int, int, int] = (2, 2, 2)
+    key_dim: int = 12
+    value_dim: int = 8
+    tail: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.lengths) + self.tail
+
+    @property
+    def gates(self) -> int:
+        return max(self.heads[0], self.heads[2])
+
+    @property
+    def states(self) -> tuple[int, int, int, int]:
+        return (len(self.lengths), self.gates, self.value_dim, self.key_dim)
+
+
+KINDS = ("mild", "strong", "reset", "correlated", "reflecting", "unwritten", "zero_keys")
+"""Inputs that go wrong in different ways: decays of e^-50; one reset of e^-10000 in front of mild decays; keys that are
+nearly parallel, slowly forgotten; the same written twice over (beta near 2); beta 0 and tiny; keys that are 0."""
+
+
+def draw(
+    rng: np.random.Generator,
+    sizes: Sizes,
+    options: Options = PLAIN,
+    kind: str = "mild",
+    without: tuple[str, ...] = (),
+) -> Arrays:
+    """Fresh float32 operands of `forward`, for the options, without the optional ones named."""
+    total, (heads_q, heads_k, heads_v), gates = sizes.total, sizes.heads, sizes.gates
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    q, k = normal(total, heads_q, sizes.key_dim), normal(total, heads_k, sizes.key_dim)
+    if kind in ("correlated", "reflecting"):
+        k = normal(1, heads_k, sizes.key_dim) + 0.1 * k
+    if not options.use_qk_l2norm:
+        q, k = q / _norm(q), k / _norm(k)
+    if kind == "zero_keys":
+        k[rng.random((total, heads_k)) < 0.3] = 0
+    log = -rng.uniform(0, 0.02 if kind in ("correlated", "reflecting") else 0.4, (total, gates))
+    log[rng.random(log.shape) < {"strong": 0.7}.get(kind, 0)] = -50
+    log[rng.random(log.shape) < {"reset": 0.05}.get(kind, 0)] = -1e4
+    beta = rng.uniform(0, 1, (total, gates))
+    if kind == "reflecting":
+        beta = 2 - 0.01 * beta
+    if kind == "unwritten":
+        beta[rng.random(beta.shape) < 0.5] *= 1e-12
+        beta[rng.random(beta.shape) < 0.5] = 0
+    given = {
+        "q": q,
+        "k": k,
+        "v": normal(total, heads_v, sizes.value_dim),
+        "g": normal(total, gates) if options.safe_gate else np.exp(log) if options.gate_domain == "linear" else log,
+        "beta": normal(total, gates) if options.use_beta_sigmoid else beta,
+        "initial_state": normal(*sizes.states),
+    }
+    if options.safe_gate:
+        given |= {"a_log": normal(gates) / 2, "dt_bias": normal(gates)}
+    made = {name: x.astype(np.float32) for name, x in given.items() if name not in without}
+    return made | {"cu_seqlens": np.cumsum([0, *sizes.lengths]).astype(np.int32)}
