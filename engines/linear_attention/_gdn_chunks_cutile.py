@@ -25,6 +25,11 @@ def wide(tile):
     return ct.astype(tile, ct.float32)
 
 
+def rows_of(array, start, stop):
+    """The rows start to stop of an array. Their offset is worked out in the type of `start`, so it must be 64 bits."""
+    return array.slice(axis=0, start=ct.astype(start, ct.int64), stop=ct.astype(stop, ct.int64))
+
+
 def _slots(start, stop):
     return (ct.astype(stop - start, ct.int32) + (C - 1)) // C
 
@@ -67,7 +72,7 @@ def gdn_chunk_table(
         stop = ct.minimum(C * block + C, cleared.shape[0])
         start = ct.maximum(C * block, end)
         if start < stop:
-            rows = cleared.slice(axis=0, start=start, stop=stop)
+            rows = rows_of(cleared, start, stop)
             for tile in range(ct.cdiv(cleared.shape[1], COLS)):
                 ct.store(rows, (0, tile), ct.zeros((C, COLS), cleared.dtype), allow_tma=False)
 
@@ -113,7 +118,7 @@ def gdn_gates(
 
 
 def _load_heads(array, first, tokens, part, HEADS):
-    rows = array.slice(axis=0, start=first, stop=first + tokens)
+    rows = rows_of(array, first, first + tokens)
     return wide(ct.load(rows, (0, part), (C, HEADS), padding_mode=ct.PaddingMode.ZERO, allow_tma=False))
 
 
@@ -128,7 +133,7 @@ def _store_heads(array, slot, part, tile, HEADS):
 
 def _load_rows(array, first, tokens, head, WIDTH):
     """(C, WIDTH) of a chunk of one head of an array (total, heads, width)."""
-    rows = array.slice(axis=0, start=first, stop=first + tokens)
+    rows = rows_of(array, first, first + tokens)
     tile = ct.load(rows, (0, head, 0), (C, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO)
     return ct.reshape(tile, (C, WIDTH))
 

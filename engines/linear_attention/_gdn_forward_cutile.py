@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import LOG2_E, C, load_column, load_last, power, wide
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
+    LOG2_E,
+    C,
+    load_column,
+    load_last,
+    power,
+    rows_of,
+    wide,
+)
 
 Static = ct.Constant
+
+_TILE = 256
 
 
 def _load_chunk(array, at, head, part, WIDTH):
@@ -62,35 +72,39 @@ def gdn_scan(
     POOL: Static[bool],
     EVERY: Static[int],
 ):
-    """Block (part of V columns, head, sequence) walks over its sequence and writes its part of the output, of the final
-    state if FINAL, and of the state before every EVERY-th chunk but the first if EVERY is not 0.
+    """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
+
+    With FINAL it writes the state behind them, into the sequence's row of `final`, or if POOL into the one that
+    `indices` names; with EVERY, the state before each EVERY-th chunk but the first. With INITIAL it starts from
+    `initial`, the sequence's row or if INDICES the one that `indices` names; from 0 if there is no such row.
 
     The state is (K, V), turned against the arrays' (V, K). K is the key dim rounded up to a power of two.
     """
     part, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
-    begin = ct.astype(ct.gather(cu_seqlens, (sequence,)), ct.int32)
-    end = ct.astype(ct.gather(cu_seqlens, (sequence + 1,)), ct.int32)
+    begin, end = ct.gather(cu_seqlens, (sequence,)), ct.gather(cu_seqlens, (sequence + 1,))
     slot = ct.gather(first_slot, (sequence,))
     place = sequence
-    inside = True
     if INDICES:
         place = ct.gather(indices, (sequence,))
-        inside = (place >= 0) & (place < initial.shape[0])
-        place = ct.where(inside, place, 0)
+    known = (place >= 0) & (place < initial.shape[0]) if INDICES else True
     state = ct.zeros((K, V), ct.float32)
     if INITIAL:
-        given = ct.load(initial, (place, head, part, 0), (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+        index = (ct.where(known, place, 0) if INDICES else place, head, part, 0)
+        given = ct.load(initial, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
         state = wide(ct.transpose(ct.reshape(given, (V, K))))
         if INDICES:
-            state = ct.where(inside, state, 0.0)
+            state = ct.where(known, state, 0.0)
     if begin < end:
-        queries = q.slice(axis=0, start=begin, stop=end)
-        keys = k.slice(axis=0, start=begin, stop=end)
-        values = v.slice(axis=0, start=begin, stop=end)
-        outputs = output.slice(axis=0, start=begin, stop=end)
-        chunks = ct.cdiv(end - begin, C)
+        queries, keys, values = (rows_of(q, begin, end), rows_of(k, begin, end), rows_of(v, begin, end))
+        outputs = rows_of(output, begin, end)
+        chunks = ct.astype((end - begin + (C - 1)) // C, ct.int32)
+        if EVERY:
+            kept = ct.gather(first_checkpoint, (sequence,)) - 1
         factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
         for at in range(chunks):
+            if EVERY:
+                if (at > 0) & (at % EVERY == 0):
+                    _store_state(checkpoints, kept + at // EVERY, head, part, state, K, V)
             key = _load_chunk(keys, at, head // K_RATIO, 0, K)
             value = _load_chunk(values, at, head // V_RATIO, part, V)
             change = _load_prepared(update, slot + at, head, K)
@@ -113,5 +127,33 @@ def gdn_scan(
             ct.store(outputs, (at, head, part), made, allow_tma=False)
             factors = ahead
     if FINAL:
-        turned = ct.reshape(ct.astype(ct.transpose(state), final.dtype), (1, 1, V, K))
-        ct.store(final, (sequence, head, part, 0), turned)
+        if POOL:
+            if known:
+                _store_state(final, place, head, part, state, K, V)
+        else:
+            _store_state(final, sequence, head, part, state, K, V)
+
+
+def _store_state(array, row, head, part, state, K, V):
+    turned = ct.reshape(ct.astype(ct.transpose(state), array.dtype), (1, 1, V, K))
+    ct.store(array, (row, head, part, 0), turned)
+
+
+def gdn_checkpoint_rows(cu_seqlens, first_checkpoint, EVERY: Static[int]):
+    """Block s writes how many states the sequences before s keep, one after every EVERY tokens short of their end."""
+    sequence = ct.bid(0)
+    places = ct.arange(_TILE, dtype=ct.int32)
+    count = ct.zeros((_TILE,), ct.int32)
+    for tile in range(ct.cdiv(sequence, _TILE)):
+        at = tile * _TILE + places
+        earlier = at < sequence
+        start, stop = ct.gather(cu_seqlens, (at,), mask=earlier), ct.gather(cu_seqlens, (at + 1,), mask=earlier)
+        length = ct.astype(stop - start, ct.int32)
+        count = count + ct.where(earlier & (length > 0), (length - 1) // EVERY, 0)
+    ct.scatter(first_checkpoint, (sequence,), ct.sum(count, axis=0))
+
+
+def gdn_copy_states(source, target, ROWS: Static[int], K: Static[int]):
+    """Block b copies ROWS rows of one matrix to another."""
+    tile = ct.load(source, (ct.bid(0), 0), (ROWS, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+    ct.store(target, (ct.bid(0), 0), tile, allow_tma=False)

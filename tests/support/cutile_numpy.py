@@ -61,11 +61,19 @@ def run(program: Program, known: dict[bytes, _Compiled], inputs: Sequence[np.nda
     memory = [array.reshape(-1).view(np.uint8) for array in (*inputs, *outputs)]
     before = [array.copy() for array in inputs]
     for step in payload["steps"]:
-        assert step["kind"] == "cubin"
-        _launch(known[step["image"]], step["grid"], iter(step["args"]), memory, workspace)
+        if step["kind"] == "fill":
+            _fill(step, memory)
+        else:
+            _launch(known[step["image"]], step["grid"], iter(step["args"]), memory, workspace)
     for array, old in zip(inputs, before, strict=True):
         np.testing.assert_array_equal(array.view(np.uint8), old.view(np.uint8), "an input was written")
     return outputs
+
+
+def _fill(step: dict[str, Any], memory: list[np.ndarray]) -> None:
+    kind, where = step["dest"]
+    assert (kind, step["width"]) == ("operand", 1)
+    memory[where][: step["bytes"]] = step["value"]
 
 
 def _poisoned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -79,14 +87,24 @@ def _launch(
         _array(each, args, memory, workspace) if isinstance(each, Array) else each for each in compiled.parameters
     ]
     assert not list(args), "the step has more arguments than the kernel has parameters"
-    module = sys.modules[compiled.function.__module__]
-    real = module.ct
+    modules = _modules(compiled.function)
+    real = modules[0].ct
     try:
         for block in np.ndindex(*grid):
-            module.ct = _stand_in(block, grid)
-            compiled.function(*values)
+            for module in modules:
+                module.ct = _stand_in(block, grid)
+            with np.errstate(over="ignore"):
+                compiled.function(*values)
     finally:
-        module.ct = real
+        for module in modules:
+            module.ct = real
+
+
+def _modules(function: FunctionType) -> list[Any]:
+    """The module of a kernel and those whose functions it takes from there."""
+    own = sys.modules[function.__module__]
+    shared = {each.__module__ for each in vars(own).values() if isinstance(each, FunctionType)}
+    return [own, *(sys.modules[name] for name in sorted(shared - {own.__name__}))]
 
 
 def _array(expected: Array, args: Iterator[Any], memory: list[np.ndarray], workspace: np.ndarray) -> np.ndarray:
@@ -117,6 +135,7 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         float16=np.dtype(np.float16),
         float32=np.dtype(np.float32),
         int32=np.dtype(np.int32),
+        int64=np.dtype(np.int64),
         bid=lambda axis: np.int32(block[axis]),
         num_blocks=lambda axis: grid[axis],
         cdiv=lambda x, y: -(-x // y),
@@ -166,6 +185,7 @@ class _Memory(np.ndarray):
 
     def slice(self, axis: int, start: int, stop: int) -> _Memory:
         assert 0 <= start < self.shape[axis] and start <= stop <= self.shape[axis], "a slice out of its array"
+        assert start.dtype == np.int64, "cuTile multiplies the start by the stride in the start's own type"
         return self[(slice(None),) * axis + (slice(start, stop),)]
 
 
@@ -187,13 +207,15 @@ def _load(
     order: Sequence[int] | None = None,
     padding_mode: str = "undetermined",
     check_bounds: bool = True,
+    latency: int | None = None,
     allow_tma: bool = True,
 ) -> np.ndarray:
     if order is not None:
         array = array.transpose(order)
     inside = np.asarray(array[_window(array, index, shape, check_bounds)])
     # tileiras 13.4 fails on a padding of what is not checked.
-    assert (padding_mode == "zero") == check_bounds
+    assert check_bounds or padding_mode == "undetermined"
+    assert padding_mode == "zero" or inside.shape == tuple(shape), "what lies past the array is undetermined"
     tile = np.zeros(shape, array.dtype)
     tile[tuple(slice(0, size) for size in inside.shape)] = inside
     return tile
