@@ -93,7 +93,10 @@ def _linear_attention(name: str) -> EngineFamily:
         anchors=frozenset({name.upper(), f"{name.upper()}_BWD"}),
         analyzer=(f"{room}.facts", "analyze"),
         heuristics=(f"{room}.heuristics", "recommend"),
-        slots=(EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "LinearReference")),),
+        slots=(
+            EngineSlot(0, "cutile_gdn", (f"{room}.gdn_cutile", "CutileGdn")),
+            EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "LinearReference")),
+        ),
         backend_limits=(f"{room}.backend_limits", "mismatch"),
     )
 

@@ -1,0 +1,102 @@
+"""Cases of Gated DeltaNet's forward: operands as an engine gets them, and what its outputs must be."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from cudnn_jax.engines.planning import pygraph
+from support.linear_attention import PLAIN, Arrays, Options, Sizes, draw, error, forward
+
+TOLERANCES = {"bfloat16": 8e-3, "float16": 5e-3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One forward: sizes, options, the kind of inputs (`draw`), and types.
+
+    `gates` is the type of g, beta, a_log and dt_bias, `state` of initial_state. With a `pool` of so many rows the
+    initial states lie in some of it; one sequence has no row. `overwrite` gives the pool back as final_state.
+    """
+
+    sizes: Sizes
+    options: Options = PLAIN
+    kind: str = "mild"
+    dtype: str = "bfloat16"
+    gates: str = "float32"
+    state: str = "float32"
+    cu: str = "int32"
+    without: tuple[str, ...] = ()
+    pool: int = 0
+    overwrite: bool = False
+    final: bool = True
+
+    def __str__(self) -> str:
+        flags = [name for name, value in asdict(self.options).items() if value not in (None, False, 0, "log")]
+        sizes = self.sizes
+        words = [self.kind, self.dtype, f"{sizes.lengths}", f"{sizes.heads}", f"K{sizes.key_dim}V{sizes.value_dim}"]
+        words += flags + [f"no-{name}" for name in self.without]
+        words += [f"pool{self.pool}"] if self.pool else []
+        return " ".join(words + (["overwrite"] if self.overwrite else []))
+
+    def draw(self, rng: np.random.Generator) -> Arrays:
+        """Operands by port, in their types."""
+        types = dict.fromkeys(("q", "k", "v"), self.dtype) | {"initial_state": self.state, "cu_seqlens": self.cu}
+        drawn = draw(rng, self.sizes, self.options, self.kind, self.without)
+        made = {name: np.asarray(x).astype(jnp.dtype(types.get(name, self.gates))) for name, x in drawn.items()}
+        if not self.pool:
+            return made
+        rows = rng.permutation(self.pool)[: len(self.sizes.lengths)].astype(np.int32)
+        rows[-1] = self.pool + 3
+        pool = rng.standard_normal((self.pool, *self.sizes.states[1:]))
+        return made | {"initial_state": pool.astype(jnp.dtype(self.state)), "state_indices": rows}
+
+    def graph(self, given: Arrays) -> pygraph:
+        """Every output is asked for, the final state if `final`."""
+        graph = pygraph(io_data_type=self.dtype)
+        tensors = {name: graph.tensor(x.shape, data_type=x.dtype.name, name=name) for name, x in given.items()}
+        options = asdict(self.options)
+        graph.gdn(**tensors, **options, output_final_state=self.final, overwrite_initial_state=self.overwrite)
+        for tensor in graph.nodes[0].outputs.values():
+            tensor.set_output(True)
+        return graph
+
+    def expected(self, given: Arrays) -> Arrays:
+        """The float64 outputs by name."""
+        operands = {name: x for name, x in given.items() if name != "state_indices"}
+        rows = given.get("state_indices")
+        if rows is not None:
+            pool = np.asarray(given["initial_state"], np.float64)
+            known = (rows >= 0) & (rows < len(pool))
+            operands["initial_state"] = np.where(known[:, None, None, None], pool[np.where(known, rows, 0)], 0)
+        made = forward(operands, self.options)
+        if rows is not None and self.overwrite:
+            pool = pool.copy()
+            pool[rows[known]] = made["final_state"][known]
+            made["final_state"] = pool
+        every = self.options.checkpoint_every_n_tokens
+        if every:
+            kept = made["state_checkpoints"]
+            behind = np.zeros((self.sizes.total // every - len(kept), *kept.shape[1:]))
+            made["state_checkpoints"] = np.concatenate([kept, behind])
+        return made
+
+    def check(self, graph: pygraph, got: list[Any], want: Arrays) -> None:
+        """Each output against `want`; rows that belong to no sequence are exactly 0."""
+        named = {id(tensor): name for name, tensor in graph.nodes[0].outputs.items()}
+        for tensor, array in zip(graph.outputs, got, strict=True):
+            name = named[id(tensor)]
+            found = error(array, want[name], usual=_usual(name, self.sizes))
+            assert found <= TOLERANCES[self.dtype], f"{name}: error {found}"
+            if name == "O" and self.sizes.tail:
+                assert not np.any(np.asarray(array, np.float64)[-self.sizes.tail :]), "rows of no sequence"
+
+
+def _usual(name: str, sizes: Sizes) -> float:
+    """The size of an element where inputs are of the size of 1."""
+    return sizes.key_dim**-0.5 if name == "O" else 1.0
+
+
