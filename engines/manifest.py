@@ -95,6 +95,7 @@ def _linear_attention(name: str) -> EngineFamily:
         heuristics=(f"{room}.heuristics", "recommend"),
         slots=(
             EngineSlot(0, "cutile_gdn", (f"{room}.gdn_cutile", "CutileGdn")),
+            EngineSlot(1, "cutile_gdn_recurrent", (f"{room}.gdn_recurrent_cutile", "CutileGdnRecurrent")),
             EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "LinearReference")),
         ),
         backend_limits=(f"{room}.backend_limits", "mismatch"),

@@ -215,6 +215,7 @@ GDN = _operation(
             _flagged("output_final_state"),
             _FLOAT,
             like="initial_state",
+            over=("overwrite_initial_state", "initial_state"),
         ),
         Output(
             "state_checkpoints",

@@ -62,6 +62,7 @@ class Output(NamedTuple):
       type: the data type that the operation fixes.
       like: the input port whose data type it has where that is wired; `type` holds elsewhere.
       shape: the dims of an output that the caller makes, as symbols.
+      over: (flag, input port): where that attribute is set, the output is that input's buffer, written over.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Output(NamedTuple):
     type: data_type = data_type.NOT_SET
     shape: str | None = None
     like: str = ""
+    over: tuple[str, str] | None = None
 
     @property
     def from_caller(self) -> bool:

@@ -229,6 +229,16 @@ class pygraph(Methods):
         """The tensors that the caller gets, in canonical order."""
         return [tensor for tensor in canonical.ordered_tensors(self) if canonical.is_output(tensor)]
 
+    @property
+    def in_place(self) -> dict[int, int]:
+        """Position in `outputs` -> position in `inputs` of the tensor whose buffer it is, written over."""
+        inputs, outputs = ({id(tensor): at for at, tensor in enumerate(each)} for each in (self.inputs, self.outputs))
+        return {
+            outputs[id(node.outputs[made])]: inputs[id(node.inputs[port])]
+            for node in self._nodes
+            for made, port in node.written_over.items()
+        }
+
     def tensor_of_uid(self, uid: int) -> Tensor:
         """The tensor that has this uid now; KeyError if none has."""
         return self._uids[uid]

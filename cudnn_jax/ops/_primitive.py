@@ -285,11 +285,8 @@ def _emit_call(
         operands = list(_emit(ctx.replace(avals_out=taken), before, args))
 
     call = ctx.replace(avals_in=taken, avals_out=[*made, *scratch])
-    aliases = {
-        _position(built.operands[operand], tensors): _position(built.results[result], built.graph.outputs)
-        for result, operand in built.aliases.items()
-    }
-    rule = jax.ffi.ffi_lowering(_runtime.TARGET, operand_output_aliases=aliases)
+    in_place = {over: out for out, over in built.graph.in_place.items()}
+    rule = jax.ffi.ffi_lowering(_runtime.TARGET, operand_output_aliases=in_place or None)
     results = list(rule(call, *operands, program=np.frombuffer(artifact.data, np.uint8)))[: len(made)]
 
     at = {id(tensor): position for position, tensor in enumerate(built.graph.outputs)}

@@ -8,10 +8,10 @@ checked as they ship.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,12 +51,22 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bytes, _Compile
         yield known
 
 
-def run(program: Program, known: dict[bytes, _Compiled], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a program of cubin steps. Outputs and workspace hold NaN before."""
+def run(
+    program: Program,
+    known: dict[bytes, _Compiled],
+    inputs: Sequence[np.ndarray],
+    in_place: Mapping[int, int] = MappingProxyType({}),
+) -> list[np.ndarray]:
+    """The outputs of a program of cubin steps. Outputs and workspace hold NaN before.
+
+    `in_place` is the graph's: such an output starts as that input's values.
+    """
     payload = msgpack.unpackb(msgpack.unpackb(program.data)["payload"])
     for given, expected in zip(inputs, payload["inputs"], strict=True):
         assert (list(given.shape), str(given.dtype)) == (expected["shape"], expected["dtype"])
     outputs = [_poisoned(each["shape"], jnp.dtype(each["dtype"])) for each in payload["outputs"]]
+    for made, over in in_place.items():
+        outputs[made][...] = inputs[over]
     workspace = _poisoned([payload["workspace"]], np.dtype(np.uint8))
     memory = [array.reshape(-1).view(np.uint8) for array in (*inputs, *outputs)]
     before = [array.copy() for array in inputs]
