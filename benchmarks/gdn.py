@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,7 @@ class Plan:
     def __call__(self, data: Mapping[str, Any], fill: float | None = None) -> dict[str, Any]:
         import torch
 
-        cudnn_jax.set_stream(torch.cuda.current_stream().cuda_stream, self.handle)
+        cudnn_jax.set_stream(self.handle, torch.cuda.current_stream())
         types = {"bfloat16": torch.bfloat16, "float32": torch.float32}
         made = {}
         for name in self.results:
@@ -200,14 +200,6 @@ class Plan:
         buffers = {tensor: made.get(name, data.get(name)) for name, tensor in self.tensors.items()}
         self.execution.run(buffers, workspace, self.handle)
         return made
-
-
-def peer_forward(data: Mapping[str, Any]) -> Any:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-    arrays = [data[name][None] for name in ("q", "k", "v", "g", "beta")]
-    out, _ = chunk_gated_delta_rule(*arrays, use_qk_l2norm_in_kernel=True, cu_seqlens=data["cu_seqlens_wide"])
-    return out[0]
 
 
 def peer_candidates(case: Case, data: Mapping[str, Any]) -> dict[str, Launch]:
