@@ -24,16 +24,25 @@ def _normalised(row):
     return row * ct.rsqrt(ct.sum(row * row, axis=1, keepdims=True) + 1e-6)
 
 
-def _load_state(states, at, head, slice_of_v, ROWS, WIDTH):
+def _pad(CHECK):
+    return ct.PaddingMode.ZERO if CHECK else ct.PaddingMode.UNDETERMINED
+
+
+def _load_state(states, at, head, slice_of_v, ROWS, WIDTH, CHECK):
     tile = ct.load(
-        states, (at, head, slice_of_v, 0), (1, 1, ROWS, WIDTH), padding_mode=ct.PaddingMode.ZERO, allow_tma=False
+        states,
+        (at, head, slice_of_v, 0),
+        (1, 1, ROWS, WIDTH),
+        padding_mode=_pad(CHECK),
+        check_bounds=CHECK,
+        allow_tma=False,
     )
     return _wide(ct.reshape(tile, (ROWS, WIDTH)))
 
 
-def _store_state(states, at, head, slice_of_v, state, ROWS, WIDTH):
+def _store_state(states, at, head, slice_of_v, state, ROWS, WIDTH, CHECK):
     tile = ct.reshape(ct.astype(state, states.dtype), (1, 1, ROWS, WIDTH))
-    ct.store(states, (at, head, slice_of_v, 0), tile, allow_tma=False)
+    ct.store(states, (at, head, slice_of_v, 0), tile, check_bounds=CHECK, allow_tma=False)
 
 
 def _decay(g, token, head, a_log, dt_bias, SAFE, LINEAR, A_LOG, DT_BIAS):
@@ -80,6 +89,7 @@ def gdn_recurrent(
     A_LOG: Static[bool],
     DT_BIAS: Static[bool],
     LINEAR: Static[bool],
+    CHECK: Static[bool],
 ):
     """Block (slice of V, head, sequence) runs ROWS rows of one state through its sequence's tokens.
 
@@ -105,7 +115,9 @@ def gdn_recurrent(
         state = ct.zeros((ROWS, WIDTH), ct.float32)
         if INITIAL:
             if known:
-                state = _load_state(final_state if OVERWRITE else initial_state, at, head, slice_of_v, ROWS, WIDTH)
+                state = _load_state(
+                    final_state if OVERWRITE else initial_state, at, head, slice_of_v, ROWS, WIDTH, CHECK
+                )
         for token in range(first, last):
             key = _row(k, token, head // K_RATIO, WIDTH)
             query = _row(q, token, head // Q_RATIO, WIDTH)
@@ -121,11 +133,13 @@ def gdn_recurrent(
             rate = _wide(ct.gather(beta, (token, head)))
             if SIGMOID:
                 rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
-            state = state * _decay(g, token, head, a_log, dt_bias, SAFE, LINEAR, A_LOG, DT_BIAS)
-            read = ct.sum(state * key, axis=1, keepdims=True)
+            decay = _decay(g, token, head, a_log, dt_bias, SAFE, LINEAR, A_LOG, DT_BIAS)
+            # Both sums are of the old state, so that neither waits for the other.
+            read = ct.sum(state * key, axis=1, keepdims=True) * decay
+            kept = ct.sum(state * query, axis=1, keepdims=True) * decay
             written = (_wide(ct.reshape(value, (ROWS, 1))) - read) * rate
-            state = state + written * key
-            made = ct.sum(state * query, axis=1) * SCALE
+            state = state * decay + written * key
+            made = (kept + written * ct.sum(key * query, axis=1, keepdims=True)) * SCALE
             ct.store(
                 out,
                 (token, head, slice_of_v),
@@ -135,6 +149,6 @@ def gdn_recurrent(
         if FINAL:
             if OVERWRITE:
                 if known and last > first:
-                    _store_state(final_state, at, head, slice_of_v, state, ROWS, WIDTH)
+                    _store_state(final_state, at, head, slice_of_v, state, ROWS, WIDTH, CHECK)
             else:
-                _store_state(final_state, sequence, head, slice_of_v, state, ROWS, WIDTH)
+                _store_state(final_state, sequence, head, slice_of_v, state, ROWS, WIDTH, CHECK)

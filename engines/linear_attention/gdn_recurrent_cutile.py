@@ -24,8 +24,8 @@ _MOST_KEYS = 256
 _MOST_BLOCKS = 65535
 """Of a grid's second and third axis."""
 _OPERANDS = ("q", "k", "v", "g", "beta", "a_log", "dt_bias", "cu_seqlens", "state_indices", "initial_state")
-_ROWS = (32, 16)
-"""Rows of V of a block, the faster first."""
+_SETTINGS = ((4096, 6), (2048, 8))
+"""(numbers of a state that a block holds, blocks of a multiprocessor), the faster first."""
 
 
 class CutileGdnRecurrent(BaseEngine):
@@ -39,15 +39,15 @@ class CutileGdnRecurrent(BaseEngine):
             raise GraphNotSupportedError(f"{self.name}: {reason}")
         cutile.gpu_code(target)
         cutile.available()
-        most = _power_of_two(facts.value_dim)
-        return [(("rows", rows),) for rows in dict.fromkeys(min(rows, most) for rows in _ROWS)]
+        return [(("rows", _rows(facts, held)), ("occupancy", blocks)) for held, blocks in _SETTINGS]
 
     def build_plan(self, graph: pygraph, facts: Any, config: PlanConfig, target: Target) -> Artifact:
         cutile.available()
         from cudnn_jax.engines.linear_attention import _gdn_recurrent_cutile as kernels
 
         builder = ProgramBuilder(graph, target)
-        rows = dict(config.knobs)["rows"]
+        rows, occupancy = (dict(config.knobs)[name] for name in ("rows", "occupancy"))
+        width = _power_of_two(facts.key_dim)
         tensors = {name: graph.inputs[at] for name, at in facts.ports.items()}
         tensors |= {name: graph.outputs[at] for name, at in facts.results.items()}
         if facts.overwrite:  # one buffer
@@ -57,7 +57,7 @@ class CutileGdnRecurrent(BaseEngine):
         constants = [
             facts.sequences,
             rows,
-            _power_of_two(facts.key_dim),
+            width,
             *(facts.heads // heads for heads in (facts.heads_q, facts.heads_k, facts.heads_v)),
             facts.scale,
             facts.pool,
@@ -71,8 +71,9 @@ class CutileGdnRecurrent(BaseEngine):
             "a_log" in facts.ports,
             "dt_bias" in facts.ports,
             facts.gate_domain == "linear",
+            bool(facts.value_dim % rows or facts.key_dim != width),
         ]
-        image = cutile.compile_kernel(kernels.gdn_recurrent, [*parameters, *constants], target)
+        image = cutile.compile_kernel(kernels.gdn_recurrent, [*parameters, *constants], target, occupancy=occupancy)
         grid = (-(-facts.value_dim // rows), facts.heads, facts.sequences + 1)
         builder.cubin(image, grid, [argument for each in arrays if each for argument in _args(builder, each)])
         return builder.build()
@@ -105,6 +106,11 @@ def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
     for name, count in (("heads", facts.heads), ("sequences", facts.sequences + 1)):
         if count > _MOST_BLOCKS:
             yield f"{name} {count}, serves at most {_MOST_BLOCKS}"
+
+
+def _rows(facts: LinearFacts, held: int) -> int:
+    """Rows of V of a block."""
+    return min(held // _power_of_two(facts.key_dim), _power_of_two(facts.value_dim))
 
 
 def _power_of_two(number: int) -> int:
