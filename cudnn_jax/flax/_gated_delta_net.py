@@ -77,7 +77,7 @@ class Sizes:
     def cache(self, batch: int, dtype: Any) -> dict[str, jax.Array]:
         """An empty cache: the inputs that the convolutions still see, and the states (B, HV, V, K) in float32."""
         tails = {
-            name: jnp.zeros((batch, self.conv_size - 1, heads * dim), dtype)
+            f"{name}_tail": jnp.zeros((batch, self.conv_size - 1, heads * dim), dtype)
             for name, (heads, dim) in self.mixed.items()
         }
         return {**tails, "state": jnp.zeros((batch, self.value_heads, self.value_dim, self.head_dim), jnp.float32)}
@@ -136,8 +136,9 @@ def mix(
     batch, length = projected["query"].shape[:2]
     arrays, after = {}, {}
     for name, (heads, dim) in sizes.mixed.items():
-        mixed, after[name] = short_convolution(
-            projected[name], convolutions[name], None if cache is None else cache[name]
+        tail = f"{name}_tail"
+        mixed, after[tail] = short_convolution(
+            projected[name], convolutions[name], None if cache is None else cache[tail]
         )
         arrays[name] = mixed.reshape(batch, length, heads, dim)
     operands = (*arrays.values(), projected["decay"].astype(jnp.float32), projected["rate"].astype(jnp.float32))

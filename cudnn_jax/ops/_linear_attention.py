@@ -274,8 +274,7 @@ class LinearAttention:
         made = getattr(graph, self.name)(**tensors, **config.attributes(names))
         results = _outputs(("O", "final_state", "state_checkpoints"), made)
         operands = {name: tensors[name] for name in avals}
-        aliases = {"final_state": "initial_state"} if config.overwrite_initial_state else {}
-        return BuiltGraph(graph, operands, results, constants=constants, aliases=aliases)
+        return BuiltGraph(graph, operands, results, constants=constants)
 
     def _build_backward(self, config: LinearConfig, avals: Avals) -> BuiltGraph:
         graph, tensors, constants = _start(avals)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -42,7 +41,6 @@ class BuiltGraph:
 
     Attributes:
       constants: tensors that no operand fills, with what does.
-      aliases: result -> the operand whose buffer it is in a program.
     """
 
     graph: planning.pygraph
@@ -50,7 +48,6 @@ class BuiltGraph:
     results: Mapping[str, Tensor]
     logical: bool = False
     constants: Sequence[tuple[Tensor, np.ndarray]] = ()
-    aliases: Mapping[str, str] = MappingProxyType({})
 
     def to_memory(self, array: jax.Array, tensor: Tensor) -> jax.Array:
         return _from_logical(array, tensor) if self.logical else array.reshape(storage_shape(tensor))
@@ -294,10 +291,6 @@ def _emit_call(
     if not built.logical and [made[i].shape for i in order] == _shapes(ctx.avals_out):
         return [results[i] for i in order]
     return _emit(ctx.replace(avals_in=made), after, results)
-
-
-def _position(tensor: Tensor, tensors: Sequence[Tensor]) -> int:
-    return next(position for position, each in enumerate(tensors) if each is tensor)
 
 
 def _memory_aval(tensor: Tensor) -> Any:
