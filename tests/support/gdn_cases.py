@@ -98,5 +98,3 @@ class Case:
 def _usual(name: str, sizes: Sizes) -> float:
     """The size of an element where inputs are of the size of 1."""
     return sizes.key_dim**-0.5 if name == "O" else 1.0
-
-
