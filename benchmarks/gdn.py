@@ -32,9 +32,9 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.target import Target
 
 PEER = "flash-linear-attention"
-ENGINES = ("cutile_gdn",)
+ENGINES = ("cutile_gdn", "cutile_gdn_recurrent")
 DIRECTIONS = ("forward", "backward", "forward+backward")
-TOLERANCE = {"O": 8e-3, "dQ": 1.5e-2, "dK": 1.5e-2, "dV": 1.5e-2, "dG": 1.5e-2, "dBeta": 1.5e-2}
+TOLERANCE = {"O": 8e-3, "final_state": 8e-3, "dQ": 1.5e-2, "dK": 1.5e-2, "dV": 1.5e-2, "dG": 1.5e-2, "dBeta": 1.5e-2}
 INPUTS = ("q", "k", "v", "g", "beta", "cu_seqlens")
 GRADIENTS = ("dQ", "dK", "dV", "dG", "dBeta")
 CHUNK = 64
@@ -45,12 +45,14 @@ Launch = Callable[[], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Packed sequences in bfloat16, K = V = 128, q and k normalised by the operation."""
+    """Packed sequences in bfloat16, K = V = 128, q and k normalised by the operation, states in float32."""
 
     name: str
     lengths: tuple[int, ...]
     heads_q: int
     heads_v: int
+    decode: bool = False
+    """From states of their own, which are written over; forward only."""
     dim: int = 128
 
     def __str__(self) -> str:
@@ -71,9 +73,14 @@ class Case:
 
     def forward(self) -> tuple[pygraph, dict[str, Any]]:
         graph = cudnn_jax.pygraph(io_data_type="bfloat16")
-        tensors = self.tensors(graph)
-        out, *_ = graph.gdn(**tensors, use_qk_l2norm=True)
-        return graph, {**tensors, "O": out.set_output(True)}
+        tensors, options = self.tensors(graph), {}
+        if self.decode:
+            shape = (len(self.lengths), self.heads_v, self.dim, self.dim)
+            tensors["initial_state"] = graph.tensor(shape, data_type="float32", name="initial_state")
+            options = {"output_final_state": True, "overwrite_initial_state": True}
+        out, state, _ = graph.gdn(**tensors, use_qk_l2norm=True, **options)
+        made = {"O": out} | ({"final_state": state} if state is not None else {})
+        return graph, tensors | {name: tensor.set_output(True) for name, tensor in made.items()}
 
     def backward(self) -> tuple[pygraph, dict[str, Any]]:
         graph = cudnn_jax.pygraph(io_data_type="bfloat16")
@@ -85,6 +92,8 @@ class Case:
     def work(self, direction: str) -> tuple[float, float]:
         """(operations, bytes): those of the chunked form, and each operand and result moved once."""
         rows, d, heads = self.total, self.dim, self.heads_v
+        if self.decode:
+            return 8.0 * rows * heads * d * d, 8.0 * len(self.lengths) * heads * d * d
         # Of a chunk and head: K K^T, Q K^T and the inverse applied, and products with the state.
         forward = 2.0 * rows * heads * (3 * CHUNK * d + 3 * d * d)
         whole = 2.0 * rows * d * (2 * self.heads_q + 2 * heads) + 8.0 * rows * heads
@@ -101,6 +110,8 @@ CASES = (
     Case("1 x 8192, 16 q and 32 v heads", (8192,), 16, 32),
     Case("1 x 65536, 16 heads", (65536,), 16, 16),
     Case("32 of 128 to 2048, 16 heads", _PACKED, 16, 16),
+    Case("decode 256 x 1, 32 heads", (1,) * 256, 32, 32, decode=True),
+    Case("decode 256 x 8, 32 heads", (8,) * 256, 32, 32, decode=True),
 )
 
 
@@ -110,11 +121,21 @@ def plans(graph: pygraph, target: Target) -> list[str]:
     return [plan.name for plan in graph.plans if plan.engine in ENGINES]
 
 
+def makers(case: Case) -> dict[str, Callable[[], tuple[pygraph, dict[str, Any]]]]:
+    """The graphs of a case, by direction."""
+    return {"forward": case.forward} if case.decode else {"forward": case.forward, "backward": case.backward}
+
+
+def candidates_of(case: Case, make: Callable[[], tuple[pygraph, dict[str, Any]]], target: Target) -> list[str]:
+    """The plans that are timed: those of the token-by-token engine only where sequences are short."""
+    return [name for name in plans(make()[0], target) if case.decode or not name.startswith(ENGINES[1])]
+
+
 def programs(target: Target) -> Iterator[tuple[pygraph, str]]:
     """Every program that the full run asks for by name."""
     for case in CASES:
-        for make in (case.forward, case.backward):
-            for name in plans(make()[0], target):
+        for make in makers(case).values():
+            for name in candidates_of(case, make, target):
                 yield make()[0], name
 
 
@@ -140,6 +161,7 @@ def draw(case: Case, seed: int) -> dict[str, Any]:
         "beta": torch.sigmoid(normal(t, case.heads_v)),
         "cu_seqlens": torch.tensor(starts, device="cuda"),
         "dO": normal(t, case.heads_v, d).bfloat16(),
+        "initial_state": normal(len(case.lengths), case.heads_v, d, d) if case.decode else None,
     }
 
 
@@ -149,13 +171,19 @@ def to_jax(tensor: Any) -> jax.Array:
 
 def reference(case: Case, data: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Results in float32 by the reference engine, which float64 judges in the tests."""
-    wide = {name: to_jax(tensor) for name, tensor in data.items()}
+    wide = {name: to_jax(tensor) for name, tensor in data.items() if tensor is not None}
     wide |= {name: wide[name].astype(jnp.float32) for name in ("q", "k", "v", "dO")}
 
     def forward(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
         return cudnn_jax.gdn(q, k, v, g, beta, cu_seqlens=wide["cu_seqlens"], use_qk_l2norm=True, implementation="xla")[
             0
         ]
+
+    if case.decode:
+        options = {"initial_state": wide["initial_state"], "output_final_state": True, "implementation": "xla"}
+        options |= {"cu_seqlens": wide["cu_seqlens"], "use_qk_l2norm": True}
+        made = jax.jit(lambda *arrays: cudnn_jax.gdn(*arrays, **options))(*(wide[name] for name in INPUTS[:5]))
+        return {"O": made[0], "final_state": made[1]}
 
     @jax.jit
     def both(*arrays: Any) -> Any:
@@ -189,15 +217,21 @@ class Plan:
         types = {"bfloat16": torch.bfloat16, "float32": torch.float32}
         made = {}
         for name in self.results:
+            if name == "final_state":  # a check leaves the caller's as they are
+                state = data["initial_state"]
+                made[name] = state if fill is None else state.clone()
+                continue
             tensor = self.tensors[name]
             made[name] = torch.empty(tensor.dim, dtype=types[tensor.data_type.value], device="cuda")
         workspace = torch.empty(self.workspace, dtype=torch.uint8, device="cuda") if self.workspace else None
         if fill is not None:
-            for tensor in made.values():
-                tensor.fill_(fill)
+            for name in self.results:
+                if name != "final_state":
+                    made[name].fill_(fill)
             if workspace is not None:
                 workspace.fill_(0xFF)
-        buffers = {tensor: made.get(name, data.get(name)) for name, tensor in self.tensors.items()}
+        given = {**data, **made} | ({"initial_state": made["final_state"]} if "final_state" in made else {})
+        buffers = {tensor: given[name] for name, tensor in self.tensors.items()}
         self.execution.run(buffers, workspace, self.handle)
         return made
 
@@ -205,6 +239,8 @@ class Plan:
 def peer_candidates(case: Case, data: Mapping[str, Any]) -> dict[str, Launch]:
     import torch
 
+    if case.decode:
+        return decode_candidates(case, data)
     # A dense batch needs no table of chunks: the peer is given the form that is faster for it.
     leaves = {name: data[name].detach().clone().requires_grad_() for name in INPUTS[:5]}
     dense = len(set(case.lengths)) == 1
@@ -229,6 +265,22 @@ def peer_candidates(case: Case, data: Mapping[str, Any]) -> dict[str, Launch]:
         return {"O": out.detach().view(case.total, case.heads_v, case.dim)} | dict(zip(GRADIENTS, found, strict=True))
 
     return {"forward": forward, "forward+backward": both}
+
+
+def decode_candidates(case: Case, data: Mapping[str, Any]) -> dict[str, Launch]:
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
+
+    batch = len(case.lengths)
+    shaped = [data[name].view(batch, case.total // batch, *data[name].shape[1:]) for name in INPUTS[:5]]
+    state = data["initial_state"].transpose(-1, -2).contiguous()  # (N, HV, K, V) there
+
+    def step() -> Any:
+        out, after = fused_recurrent_gated_delta_rule(
+            *shaped, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
+        )
+        return {"O": out.view(case.total, case.heads_v, case.dim), "final_state": after}
+
+    return {"forward": step}
 
 
 # ---- Clocks -----------------------------------------------------------------------------------------------
@@ -297,7 +349,7 @@ def errors_of(made: Mapping[str, Any], want: Mapping[str, jax.Array]) -> dict[st
     return {name: harness.relative_error(to_jax(tensor), want[name]) for name, tensor in made.items()}
 
 
-def run_case(case: Case, report: Report, rounds: int, seed: int, memory: dict[str, dict[str, int]]) -> None:
+def run_case(case: Case, report: Report, rounds: int, seed: int) -> None:
     import torch
 
     target = execution.target_of(None)
@@ -307,8 +359,8 @@ def run_case(case: Case, report: Report, rounds: int, seed: int, memory: dict[st
     errors: dict[tuple[str, str], dict[str, float]] = {}
     chosen: dict[str, str] = {}
     candidates: dict[str, dict[str, Plan]] = {"forward": {}, "backward": {}}
-    for direction, make in (("forward", case.forward), ("backward", case.backward)):
-        for name in plans(make()[0], target):
+    for direction, make in makers(case).items():
+        for name in candidates_of(case, make, target):
             where = {"case": str(case), "direction": direction, "name": name}
             try:
                 plan = Plan(make(), target, name)
@@ -330,8 +382,10 @@ def run_case(case: Case, report: Report, rounds: int, seed: int, memory: dict[st
         launches["forward+backward"][together] = lambda: (ahead(data), back(data))
     peers = peer_candidates(case, data)
     for direction, launch in peers.items():
-        found = errors_of(launch(), want)
-        errors[direction, PEER] = found
+        made = launch()
+        if case.decode:
+            made["final_state"] = made["final_state"].transpose(-1, -2)
+        errors[direction, PEER] = errors_of(made, want)
         launches[direction][PEER] = launch
     replays = {
         (direction, name): Replay(launch) for direction, group in launches.items() for name, launch in group.items()
@@ -358,7 +412,9 @@ def run_case(case: Case, report: Report, rounds: int, seed: int, memory: dict[st
                 error=errors.get((direction, name)),
             )
     del replays
-    memory[str(case)] = {name: peak_bytes(launch) for name, launch in launches["forward+backward"].items()}
+    if case.decode:
+        return
+    report.memory[str(case)] = {name: peak_bytes(launch) for name, launch in launches["forward+backward"].items()}
     torch.cuda.synchronize()
 
 
@@ -371,13 +427,13 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 200)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
-    report, memory = Report("gdn", seed, harness.measure_ceilings(False)), {}
+    report = Report("gdn", seed, harness.measure_ceilings(False))
     for case in CASES:
         if args.only in str(case):
-            run_case(case, report, args.rounds, seed, memory)
+            run_case(case, report, args.rounds, seed)
             report.write(args.out)
     report.show(console)
-    for case, found in memory.items():
+    for case, found in report.memory.items():
         console.print(
             f"memory of {case}: " + ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in found.items())
         )

@@ -57,6 +57,8 @@ class Report:
     rows: list[Row] = dataclasses.field(default_factory=list)
     left_out: list[dict[str, str]] = dataclasses.field(default_factory=list)
     wrong: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    memory: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """Case -> plan or peer -> the most bytes that it holds beyond what it is given."""
 
     def add(self, timing: Timing, peers: dict[str, Timing], **common: Any) -> None:
         """One row beside each peer, or one without where no peer ran."""
@@ -74,6 +76,7 @@ class Report:
             "rows": [dataclasses.asdict(row) for row in self.rows],
             "left_out": self.left_out,
             "wrong": self.wrong,
+            **({"memory": self.memory} if self.memory else {}),
         }
 
     def write(self, folder: Path | None) -> Path:
