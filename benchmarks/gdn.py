@@ -271,12 +271,12 @@ def decode_candidates(case: Case, data: Mapping[str, Any]) -> dict[str, Launch]:
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
 
     batch = len(case.lengths)
-    shaped = [data[name].view(batch, case.total // batch, *data[name].shape[1:]) for name in INPUTS[:5]]
+    shaped = {name: data[name].view(batch, case.total // batch, *data[name].shape[1:]) for name in INPUTS[:5]}
     state = data["initial_state"].transpose(-1, -2).contiguous()  # (N, HV, K, V) there
 
     def step() -> Any:
         out, after = fused_recurrent_gated_delta_rule(
-            *shaped, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
+            **shaped, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
         )
         return {"O": out.view(case.total, case.heads_v, case.dim), "final_state": after}
 

@@ -20,7 +20,17 @@ import cudnn_jax
 from benchmarks.harness import Ceilings, Timing
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("cudnn-jax", "jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "flash-attn3-jax")
+PACKAGES = (
+    "cudnn-jax",
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "nvidia-cudnn-cu13",
+    "flash-attn3-jax",
+    "fla-core",
+    "torch",
+    "triton",
+)
 
 
 @dataclasses.dataclass(frozen=True)
