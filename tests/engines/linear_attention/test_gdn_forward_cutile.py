@@ -67,7 +67,7 @@ def test_every_setting_computes_the_recurrence(case, rng, monkeypatch) -> None:
 
 def refused(graph: pygraph, target: Any = H200) -> str:
     graph.create_execution_plans(target=target)
-    assert "cutile" not in {plan.kind for plan in graph.plans}
+    assert "cutile_gdn" not in {plan.engine for plan in graph.plans}
     (reason,) = [decline.reason for decline in graph.declines if decline.engine == ENGINE]
     return reason
 
