@@ -242,7 +242,7 @@ class LinearAttention:
         return {name: self._named(name, x) for name, x in self.forward.bind(config, named).items()}
 
     def _named(self, name: str, x: jax.Array) -> jax.Array:
-        return checkpoint_name(x, f"cudnn_jax.{self.name}.{name}")
+        return checkpoint_name(x, f"cudnn_jax.{self.name}.{'out' if name == 'O' else name}")
 
     def _reverse(
         self, config: LinearConfig, operands: Mapping[str, Any], moving: frozenset[str], cotangents: Sequence[Any]

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 Array = jax.Array
+Rows = dict[str, Array]
+Step = Callable[[Array, Rows], tuple[Array, Rows]]
 
 
 @dataclass(frozen=True)
@@ -95,32 +97,44 @@ class Slots:
         """(slot, row) of the last of a sequence's first `tokens`, of which there is at least one."""
         return self.first[sequence] + (tokens - 1) // self.chunk, (tokens - 1) % self.chunk
 
-    def scan(
-        self,
-        step: Callable[[Array, Array], tuple[Array, tuple[Array, ...]]],
-        carry: Array,
-        kept: tuple[Array, ...],
-        reverse: bool = False,
-    ) -> tuple[Array, ...]:
+    def scan(self, step: Step, carry: Array, arrays: Rows, reverse: bool = False) -> Rows:
         """Runs `step` over the slots of every lane in turn, lanes beside each other.
 
-        `step` takes the slots (lanes,) and the carry (lanes, ...), and returns the next carry and what to keep of each
-        slot, for the arrays `kept` (slots, ...). Slots that are not used keep what they had.
+        Args:
+          step: takes the carry (lanes, ...) and the slots' rows of `arrays`; returns the next carry and what is kept.
+          carry: what the first slot of every lane gets.
+          arrays: (slots, ...) each.
+          reverse: from the last slot of each lane to its first.
+
+        Returns:
+          What was kept of each slot, (slots, ...); anything for slots that are not used.
         """
+        if self.lanes.shape[0] == 2:
+            return self._scan_one(step, carry, arrays, reverse)
         low, high = self.lanes[:-1], self.lanes[1:]
         beyond = self.sequence.shape[0]
+        shapes = jax.eval_shape(step, carry, jax.tree.map(lambda x: x[: low.shape[0]], arrays))[1]
+        blank = jax.tree.map(lambda x: jnp.zeros((beyond, *x.shape[1:]), x.dtype), shapes)
 
-        def body(i: Any, state: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
+        def body(i: Any, state: tuple[Array, Rows]) -> tuple[Array, Rows]:
             carry, kept = state
             slot = high - 1 - i if reverse else low + i
-            carry, made = step(jnp.clip(slot, 0, beyond - 1), carry)
+            carry, made = step(carry, jax.tree.map(lambda x: x[jnp.clip(slot, 0, beyond - 1)], arrays))
             where = jnp.where((low <= slot) & (slot < high), slot, beyond)
-            return carry, tuple(x.at[where].set(y, mode="drop") for x, y in zip(kept, made, strict=True))
+            return carry, jax.tree.map(lambda x, y: x.at[where].set(y, mode="drop"), kept, made)
 
-        # A loop of known length has a derivative in reverse mode too.
-        steps = beyond if low.shape[0] == 1 else jnp.max(high - low)
-        _, made = lax.fori_loop(0, steps, body, (carry, kept))
-        return tuple(made)
+        made: Rows = lax.fori_loop(0, jnp.max(high - low), body, (carry, blank))[1]
+        return made
+
+    def _scan_one(self, step: Step, carry: Array, arrays: Rows, reverse: bool) -> Rows:
+        """`scan` of one lane, over slots that are not used too: it has a derivative in reverse mode."""
+
+        def body(carry: Array, rows: Rows) -> tuple[Array, Rows]:
+            carry, made = step(carry, jax.tree.map(lambda x: x[None], rows))
+            return carry, jax.tree.map(lambda x: x[0], made)
+
+        made: Rows = lax.scan(body, carry, arrays, reverse=reverse)[1]
+        return made
 
 
 def _lanes(first: Array, count: int) -> Array:

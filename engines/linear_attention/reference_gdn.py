@@ -30,7 +30,7 @@ from jax import lax
 
 from cudnn_jax.engines import wide_types
 from cudnn_jax.engines.linear_attention import _inputs
-from cudnn_jax.engines.linear_attention._slots import Slots
+from cudnn_jax.engines.linear_attention._slots import Rows, Slots
 
 if TYPE_CHECKING:
     from cudnn_jax.engines.linear_attention.facts import LinearFacts
@@ -39,12 +39,14 @@ Array = jax.Array
 Function = Callable[..., tuple[Any, ...]]
 _product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 _LONGEST_CHUNK = 32
+"""On a CPU 32 and 64 take as long as each other, and rounding grows with it where keys repeat and beta is near 2."""
 _LANES = {"cpu": 1}
 """Lanes are of use where there are cores for them, and cost the scan up to as many times the work at worst."""
 _OTHER_LANES = 64
 _NEVER = -128.0
 """exp of it is 0 in float32."""
 _GRAIN = 1024.0
+"""Sums of a chunk's gates in units of its reciprocal, at most 32 * 128 * 1024, are exact in float32."""
 _GRADIENTS = {"dQ": "q", "dK": "k", "dV": "v", "dG": "g", "dBeta": "beta", "d_a_log": "a_log", "d_dt_bias": "dt_bias"}
 
 
@@ -174,19 +176,26 @@ class _Chunks:
 
 def _forward_scan(part: _Chunks, initial: Array) -> tuple[Array, Array]:
     """The state in front of each slot (slots, HO, V, K), and U."""
-    slots, scaled = part.slots, part.beta[..., None]
-    rows = jnp.concatenate([part.from_start[..., None] * part.k, part.v], axis=-1)
-    w, u = jnp.split(_solved(part, scaled * rows), [part.k.shape[-1]], axis=-1)
-    k_end = part.to_end[..., None] * part.k
+    slots = part.slots
+    rows = part.beta[..., None] * jnp.concatenate([part.from_start[..., None] * part.k, part.v], axis=-1)
+    w, u = jnp.split(_solved(part, rows), [part.k.shape[-1]], axis=-1)
+    arrays = {
+        "w": w,
+        "u": u,
+        "k": part.to_end[..., None] * part.k,
+        "whole": part.whole,
+        "opens": slots.opens,
+        "sequence": slots.sequence,
+    }
 
-    def step(slot: Array, state: Array) -> tuple[Array, tuple[Array, Array]]:
-        state = jnp.where(_wide(slots.opens[slot]), initial[slots.sequence[slot]], state)
-        own = u[slot] - _product("lhck,lhvk->lhcv", w[slot], state)
-        after = _wide(part.whole[slot]) * state + _product("lhcv,lhck->lhvk", own, k_end[slot])
-        return after, (state, own)
+    def step(state: Array, at: Rows) -> tuple[Array, Rows]:
+        state = jnp.where(_wide(at["opens"]), initial[at["sequence"]], state)
+        own = at["u"] - _product("lhck,lhvk->lhcv", at["w"], state)
+        after = _wide(at["whole"]) * state + _product("lhcv,lhck->lhvk", own, at["k"])
+        return after, {"start": state, "u": own}
 
-    start, made = slots.scan(step, *_blank_states(part, initial, u))
-    return start, made
+    made = slots.scan(step, _blank_states(part), arrays)
+    return made["start"], made["u"]
 
 
 def _backward_scan(part: _Chunks, d_o: Array, d_final: Array) -> tuple[Array, Array, Array]:
@@ -194,39 +203,45 @@ def _backward_scan(part: _Chunks, d_o: Array, d_final: Array) -> tuple[Array, Ar
     slots = part.slots
     rows = jnp.concatenate([part.to_end[..., None] * part.k, _product("nhdc,nhdv->nhcv", part.p, d_o)], axis=-1)
     w_z, w_o = jnp.split(_solved(part, rows, transpose=True), [part.k.shape[-1]], axis=-1)
-    q_start = part.facts.scale * part.from_start[..., None] * part.q
-    k_start = part.from_start[..., None] * part.k
+    read = _product("nhcv,nhck->nhvk", d_o, part.facts.scale * part.from_start[..., None] * part.q)
+    arrays = {
+        "w_z": w_z,
+        "w_o": w_o,
+        "read": read,
+        "erased": (part.beta * part.from_start)[..., None] * part.k,
+        "whole": part.whole,
+        "closes": slots.closes,
+        "sequence": slots.sequence,
+    }
 
-    def before(slot: Array, end: Array, w: Array) -> Array:
+    def before(end: Array, w: Array, at: Rows) -> Array:
         """The gradient of the state in front of a slot."""
-        read = _product("lhcv,lhck->lhvk", d_o[slot], q_start[slot])
-        erased = _product("lhcv,lhck->lhvk", part.beta[slot][..., None] * w, k_start[slot])
-        return _wide(part.whole[slot]) * end + read - erased
+        return _wide(at["whole"]) * end + at["read"] - _product("lhcv,lhck->lhvk", w, at["erased"])
 
-    def step(slot: Array, end: Array) -> tuple[Array, tuple[Array, Array]]:
-        end = jnp.where(_wide(slots.closes[slot]), d_final[slots.sequence[slot]], end)
-        w = w_o[slot] + _product("lhck,lhvk->lhcv", w_z[slot], end)
-        return before(slot, end, w), (end, w)
+    def step(end: Array, at: Rows) -> tuple[Array, Rows]:
+        end = jnp.where(_wide(at["closes"]), d_final[at["sequence"]], end)
+        w = at["w_o"] + _product("lhck,lhvk->lhcv", at["w_z"], end)
+        return before(end, w, at), {"end": end, "w": w}
 
-    end, w = slots.scan(step, *_blank_states(part, d_final, w_o), reverse=True)
+    made = slots.scan(step, _blank_states(part), arrays, reverse=True)
     first = jnp.clip(slots.first[:-1], 0, slots.sequence.shape[0] - 1)
-    d_initial = jnp.where(_wide(slots.lengths > 0), before(first, end[first], w[first]), d_final)
-    return end, w, d_initial
+    opened = before(made["end"][first], made["w"][first], {name: x[first] for name, x in arrays.items()})
+    return made["end"], made["w"], jnp.where(_wide(slots.lengths > 0), opened, d_final)
+
+
+def _blank_states(part: _Chunks) -> Array:
+    """The carry of each lane, (lanes, HO, V, K)."""
+    facts = part.facts
+    return jnp.zeros((part.slots.lanes.shape[0] - 1, facts.heads, facts.value_dim, facts.key_dim), jnp.float32)
 
 
 def _solved(part: _Chunks, rows: Array, transpose: bool = False) -> Array:
-    """T times `rows`, or its transpose: solved, where the inverse itself would cost a digit on repeated keys."""
+    """T times `rows` (slots, HO, C, ...), or T^T, without the inverse itself."""
     chunk = part.slots.chunk
     system = part.beta[..., None] * part.a + jnp.eye(chunk, dtype=jnp.float32)
     return lax.linalg.triangular_solve(
         system, rows, left_side=True, lower=True, transpose_a=transpose, unit_diagonal=True
     )
-
-
-def _blank_states(part: _Chunks, states: Array, rows: Array) -> tuple[Array, tuple[Array, Array]]:
-    """A scan's first carry, and what it keeps: states, and rows as (slots, HO, C, V)."""
-    lanes, slots = part.slots.lanes.shape[0] - 1, rows.shape[0]
-    return jnp.zeros((lanes, *states.shape[1:])), (jnp.zeros((slots, *states.shape[1:])), jnp.zeros_like(rows))
 
 
 def _gradients(part: _Chunks, start: Array, u: Array, d_o: Array, end: Array, w: Array) -> dict[str, Array]:

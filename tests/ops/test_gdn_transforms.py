@@ -66,6 +66,23 @@ def test_remat_and_grad_of_jit(rng: np.random.Generator) -> None:
     close(got, [GRADIENT(given)] * 2)
 
 
+def test_what_a_policy_may_save_has_a_name() -> None:
+    given = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in fresh(np.random.default_rng(0)).items()}
+
+    def kept(*names: str) -> int:
+        policy = jax.checkpoint_policies.save_only_these_names(*(f"cudnn_jax.gdn.{name}" for name in names))
+
+        def fn(given: Any) -> Any:
+            doubled = jax.tree.map(lambda x: 2 * x, given)
+            return jnp.sin(cudnn_jax.gdn(**doubled, **KEYWORDS)[0])
+
+        made = jax.make_jaxpr(lambda given: jax.vjp(jax.checkpoint(fn, policy=policy), given)[1])(given)
+        return len(made.out_avals)
+
+    # A doubled key that is kept stands for the key.
+    assert [kept(), kept("out"), kept("out", "k")] == [8, 9, 9]
+
+
 def test_only_gradients_that_are_asked_for_are_made() -> None:
     given = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in fresh(np.random.default_rng(0)).items()}
 
