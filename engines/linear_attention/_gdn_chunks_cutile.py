@@ -200,10 +200,9 @@ def _write(array, slot, head, tile):
     ct.store(array, (slot, head, 0), ct.reshape(tile, (1, 1, C)), check_bounds=False, allow_tma=False)
 
 
-def _write_tile(array, slot, head, tile):
-    """(C, columns) into an array (slots, heads, C, columns)."""
-    tile = ct.reshape(ct.astype(tile, array.dtype), (1, 1, C, tile.shape[1]))
-    ct.store(array, (slot, head, 0, 0), tile, check_bounds=False)
+def _write_square(array, slot, head, tile):
+    """(C, C) into an array (slots, heads, C, C)."""
+    ct.store(array, (slot, head, 0, 0), ct.reshape(ct.astype(tile, array.dtype), (1, 1, C, C)), check_bounds=False)
 
 
 def gdn_prepare(
@@ -214,21 +213,19 @@ def gdn_prepare(
     rates,
     inverse,
     attention,
-    update,
     q_norms,
     k_norms,
     K: Static[int],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
     SCALE: Static[float],
-    FORWARD: Static[bool],
     L2NORM: Static[bool],
 ):
-    """Block (head, slot) writes, for row i and column j of its chunk, with G the gates and in the io dtype
+    """Block (head, slot) writes, for row i and column j of its chunk, with G the gates:
 
-    T = (I + tril(beta_i e^(G_i - G_j) <k_i, k_j>, -1))^-1 and P = tril(SCALE e^(G_i - G_j) <q_i, k_j>) into inverse and
-    attention (slots, HO, C, C); or, if FORWARD, P T into attention and T^T diag(e^(G_last - G)) k into update
-    (slots, HO, C, K). With L2NORM it writes q_norms and k_norms (slots, HO, C) float32, what normalises rows of q and k.
+    inverse (slots, HO, C, C), io dtype: (I + tril(beta_i e^(G_i - G_j) <k_i, k_j>, -1))^-1
+    attention, the same shape and dtype: tril(SCALE e^(G_i - G_j) <q_i, k_j>)
+    q_norms, k_norms (slots, HO, C) float32, if L2NORM: what normalises rows of q and k
 
     K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k.
     """
@@ -236,33 +233,26 @@ def gdn_prepare(
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
         keys = _load_rows(k, first, tokens, head // K_RATIO, K)
-        queries = _load_rows(q, first, tokens, head // Q_RATIO, K)
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
-        gate = load_column(gates, slot, head) * LOG2_E
-        decay = ct.where(row >= column, power(gate - load_row(gates, slot, head) * LOG2_E), 0.0)
+        between = load_column(gates, slot, head) * LOG2_E - load_row(gates, slot, head) * LOG2_E
+        decay = ct.where(row >= column, power(between), 0.0)
         erased = load_column(rates, slot, head)
-        if FORWARD:
-            kept = power(load_last(gates, slot, head) * LOG2_E - gate)
         if L2NORM:
             k_norm = _inverse_norms(keys, row == column)
-            q_norm = _inverse_norms(queries, row == column)
             _write(k_norms, slot, head, k_norm)
-            _write(q_norms, slot, head, q_norm)
             decay = decay * ct.reshape(k_norm, (1, C))
             erased = erased * ct.reshape(k_norm, (C, 1))
-            if FORWARD:
-                kept = kept * ct.reshape(k_norm, (C, 1))
         turned = ct.transpose(keys)
-        scores = _product(queries, turned) * decay
-        scores = scores * ct.reshape(q_norm * SCALE, (C, 1)) if L2NORM else scores * SCALE
         full = _product(keys, turned) * decay * erased
-        if FORWARD:
-            scores = _half(scores)
-            made = _inverse(full, row, column)
-            _write_tile(attention, slot, head, _product(scores, _half(made)))
-            kept = ct.astype(made * kept, k.dtype)
-            _write_tile(update, slot, head, ct.mma(ct.transpose(kept), keys, ct.zeros((C, K), ct.float32)))
+        queries = _load_rows(q, first, tokens, head // Q_RATIO, K)
+        scores = _product(queries, turned) * decay
+        if L2NORM:
+            q_norm = _inverse_norms(queries, row == column)
+            _write(q_norms, slot, head, q_norm)
+            scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
         else:
-            _write_tile(attention, slot, head, scores)
-            _write_tile(inverse, slot, head, _inverse(full, row, column))
+            scores = scores * SCALE
+        # Before the inverse, which needs the registers.
+        _write_square(attention, slot, head, scores)
+        _write_square(inverse, slot, head, _inverse(full, row, column))

@@ -17,16 +17,17 @@ from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
 Static = ct.Constant
 
 _TILE = 256
+_LATENCY = 1
 
 
 def _load_chunk(array, at, head, part, WIDTH):
     """(C, WIDTH) of a chunk of one head; latency 1 keeps one more buffer, and products in flight, apart from it."""
     index, shape = (at, head, part), (C, 1, WIDTH)
-    return ct.reshape(ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=1), (C, WIDTH))
+    return ct.reshape(ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=_LATENCY), (C, WIDTH))
 
 
-def _load_prepared(array, slot, head, WIDTH):
-    return ct.reshape(ct.load(array, (slot, head, 0, 0), (1, 1, C, WIDTH), latency=1), (C, WIDTH))
+def _load_square(array, slot, head):
+    return ct.reshape(ct.load(array, (slot, head, 0, 0), (1, 1, C, C), latency=_LATENCY), (C, C))
 
 
 def _product(x, y):
@@ -49,8 +50,8 @@ def gdn_scan(
     first_slot,
     gates,
     rates,
+    inverse,
     attention,
-    update,
     q_norms,
     k_norms,
     initial,
@@ -107,22 +108,24 @@ def gdn_scan(
                     _store_state(checkpoints, kept + at // EVERY, head, part, state, K, V)
             key = _load_chunk(keys, at, head // K_RATIO, 0, K)
             value = _load_chunk(values, at, head // V_RATIO, part, V)
-            change = _load_prepared(update, slot + at, head, K)
+            solve = _load_square(inverse, slot + at, head)
             query = _load_chunk(queries, at, head // Q_RATIO, 0, K)
-            score = _load_prepared(attention, slot + at, head, C)
+            score = _load_square(attention, slot + at, head)
             # The next chunk's, so that nothing waits for them.
             next_slot = slot + ct.minimum(at + 1, chunks - 1)
             ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM)
             rate = factors[0]
-            erase = power(factors[1] * LOG2_E)
+            gate, last = factors[1] * LOG2_E, factors[2] * LOG2_E
+            erase, keep = power(gate), power(last - gate)
             read = erase * SCALE
             if L2NORM:
                 read = read * factors[3]
-                erase = erase * factors[4]
+                erase, keep = erase * factors[4], keep * factors[4]
             low = ct.astype(state, k.dtype)
-            wanted = ct.astype((wide(value) - _product(key, low) * erase) * rate, k.dtype)
-            state = state * power(factors[2] * LOG2_E) + _product(ct.transpose(change), wanted)
-            made = _product(query, low) * read + _product(score, wanted)
+            wanted = (wide(value) - _product(key, low) * erase) * rate
+            written = _product(solve, ct.astype(wanted, k.dtype))
+            state = state * power(last) + _product(ct.transpose(key), ct.astype(written * keep, k.dtype))
+            made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
             made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
             ct.store(outputs, (at, head, part), made, allow_tma=False)
             factors = ahead

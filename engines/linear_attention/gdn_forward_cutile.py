@@ -99,24 +99,23 @@ class _Launch:
         return gates, rates
 
     def _prepare(self, chunks: _Given, gates: _Given, rates: _Given) -> list[_Given | None]:
-        """The arrays of chunks that the scan reads: attention, update, and norms of q and k."""
+        """The arrays of chunks that the scan reads: inverse, attention, and norms of q and k."""
         from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
 
         facts = self.facts
-        width = _power(facts.key_dim)
-        attention, update = (self._scratch(facts.dtype, self.slots, facts.heads, C, cols) for cols in (C, width))
+        inverse, attention = (self._scratch(facts.dtype, self.slots, facts.heads, C, C) for _ in range(2))
         norms = [
             self._scratch(data_type.FLOAT, self.slots, facts.heads, C) if facts.use_qk_l2norm else None
             for _ in range(2)
         ]
         self._run(
             kernels.gdn_prepare,
-            [self.given["q"], self.given["k"], chunks, gates, rates, None, attention, update, *norms],
-            [width, *self._ratios()[:2], facts.scale, True, facts.use_qk_l2norm],
+            [self.given["q"], self.given["k"], chunks, gates, rates, inverse, attention, *norms],
+            [_power(facts.key_dim), *self._ratios()[:2], facts.scale, facts.use_qk_l2norm],
             (facts.heads, self.slots, 1),
-            occupancy=2,
+            occupancy=3,
         )
-        return [attention, update, *norms]
+        return [inverse, attention, *norms]
 
     def _scan(self, first_slot: _Given, prepared: Sequence[_Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
