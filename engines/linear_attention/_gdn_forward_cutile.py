@@ -35,10 +35,27 @@ def _product(x, y):
     return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
 
 
-def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM):
-    rate, gate, last = load_column(rates, slot, head), load_column(gates, slot, head), load_last(gates, slot, head)
+def _load_vector(array, slot, head, TMA):
+    """(C, 1) of an array (slots, heads, C)."""
+    if TMA:
+        return ct.reshape(ct.load(array, (slot, head, 0), (1, 1, C), check_bounds=False, latency=_LATENCY), (C, 1))
+    return load_column(array, slot, head)
+
+
+def _load_lowest(gates, slot, head, TMA):
+    """(1, 1), the last of a chunk's gates, which is the lowest: TMA fetches no fewer than four."""
+    if TMA:
+        tile = ct.load(gates, (slot, head, C // 4 - 1), (1, 1, 4), check_bounds=False, latency=_LATENCY)
+        return ct.min(ct.reshape(tile, (1, 4)), axis=1, keepdims=True)
+    return load_last(gates, slot, head)
+
+
+def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM, TMA):
+    rate, gate = _load_vector(rates, slot, head, TMA), _load_vector(gates, slot, head, TMA)
+    last = _load_lowest(gates, slot, head, TMA)
     if L2NORM:
-        return rate, gate, last, load_column(q_norms, slot, head), load_column(k_norms, slot, head)
+        q_norm, k_norm = _load_vector(q_norms, slot, head, TMA), _load_vector(k_norms, slot, head, TMA)
+        return rate, gate, last, q_norm, k_norm
     return rate, gate, last
 
 
@@ -72,6 +89,7 @@ def gdn_scan(
     FINAL: Static[bool],
     POOL: Static[bool],
     EVERY: Static[int],
+    TMA: Static[bool],
 ):
     """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
 
@@ -101,7 +119,8 @@ def gdn_scan(
         chunks = ct.astype((end - begin + (C - 1)) // C, ct.int32)
         if EVERY:
             kept = ct.gather(first_checkpoint, (sequence,)) - 1
-        factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
+        if not TMA:
+            factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM, False)
         for at in range(chunks):
             if EVERY:
                 if (at > 0) & (at % EVERY == 0):
@@ -111,9 +130,12 @@ def gdn_scan(
             solve = _load_square(inverse, slot + at, head)
             query = _load_chunk(queries, at, head // Q_RATIO, 0, K)
             score = _load_square(attention, slot + at, head)
-            # The next chunk's, so that nothing waits for them.
-            next_slot = slot + ct.minimum(at + 1, chunks - 1)
-            ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM)
+            if TMA:
+                factors = _load_factors(gates, rates, q_norms, k_norms, slot + at, head, L2NORM, True)
+            else:
+                # The next chunk's, so that nothing waits for them.
+                next_slot = slot + ct.minimum(at + 1, chunks - 1)
+                ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM, False)
             rate = factors[0]
             gate, last = factors[1] * LOG2_E, factors[2] * LOG2_E
             erase, keep = power(gate), power(last - gate)
@@ -128,7 +150,8 @@ def gdn_scan(
             made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
             made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
             ct.store(outputs, (at, head, part), made, allow_tma=False)
-            factors = ahead
+            if not TMA:
+                factors = ahead
     if FINAL:
         if POOL:
             if known:
