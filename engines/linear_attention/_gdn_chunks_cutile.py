@@ -38,7 +38,7 @@ def gdn_chunk_table(
     cu_seqlens, chunks, first_slot, cleared, SEQUENCES: Static[int], SLOTS: Static[int], COLS: Static[int]
 ):
     """Writes chunks (SLOTS, 4): first token, tokens (0 in a slot that is left over), sequence, index in it; and
-    first_slot (SEQUENCES + 1). Clears the rows of `cleared` (total, columns) that belong to no sequence, if it is given.
+    first_slot (SEQUENCES + 1). Clears the rows of `cleared` (total, columns) that belong to no sequence, if given.
 
     Block b writes sequence b's rows, or the slots that are left over, and clears what it must of 64 rows.
     """
@@ -138,6 +138,16 @@ def _load_rows(array, first, tokens, head, WIDTH):
     return ct.reshape(tile, (C, WIDTH))
 
 
+def load_span(array, first, head, column, WIDTH):
+    """(C, WIDTH) of one head of an array (total, heads, dim) from a token on, behind a chunk's end whatever is there;
+    columns from column * WIDTH on.
+
+    A part of an array would need a TMA descriptor of its own, which takes a block longer to make than the load.
+    """
+    view = array.tiled_view((C, 1, WIDTH), traversal_steps=(1, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO)
+    return ct.reshape(view.load((first, head, column)), (C, WIDTH))
+
+
 def _product(x, y):
     return ct.mma(x, y, ct.zeros((C, C), ct.float32))
 
@@ -184,7 +194,7 @@ def load_row(array, slot, head):
 
 
 def load_column(array, slot, head):
-    """(C, 1) of an array (slots, heads, C). Not a reshaped row, which would be loaded once and moved between threads."""
+    """(C, 1) of an array (slots, heads, C). Not a reshaped row, which is loaded once and moved between threads."""
     tile = ct.load(array, (0, head, slot), (C, 1, 1), order=(2, 1, 0), check_bounds=False, allow_tma=False)
     return ct.reshape(tile, (C, 1))
 
@@ -226,33 +236,44 @@ def gdn_prepare(
 ):
     """Block (head, slot) writes, for row i and column j of its chunk, with G the gates and in the io dtype
 
-    T = (I + tril(beta_i e^(G_i - G_j) <k_i, k_j>, -1))^-1 and P = tril(SCALE e^(G_i - G_j) <q_i, k_j>) into inverse and
-    attention (slots, HO, C, C); or, if FORWARD, P T into attention and T^T diag(e^(G_last - G)) k into update
-    (slots, HO, C, K). With L2NORM it writes q_norms and k_norms (slots, HO, C) float32, what normalises rows of q and k.
+    if FORWARD, of T = (I + tril(beta_i e^(G_i - G_j) <k_i, k_j>, -1))^-1 and P = tril(SCALE e^(G_i - G_j) <q_i, k_j>),
+    P T into attention (slots, HO, C, C) and T^T diag(e^(G_last - G)) k into update (slots, HO, C, K); otherwise T with
+    beta_j in the place of beta_i into inverse, and P diag(beta) into attention (slots, HO, C, C). With L2NORM it writes
+    q_norms and k_norms (slots, HO, C) float32, what normalises rows of q and k.
 
     K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k.
     """
     head, slot = ct.bid(0), ct.bid(1)
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
-        keys = _load_rows(k, first, tokens, head // K_RATIO, K)
-        queries = _load_rows(q, first, tokens, head // Q_RATIO, K)
+        if FORWARD:
+            keys = _load_rows(k, first, tokens, head // K_RATIO, K)
+            queries = _load_rows(q, first, tokens, head // Q_RATIO, K)
+        else:
+            keys = load_span(k, first, head // K_RATIO, 0, K)
+            queries = load_span(q, first, head // Q_RATIO, 0, K)
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
         gate = load_column(gates, slot, head) * LOG2_E
         decay = ct.where(row >= column, power(gate - load_row(gates, slot, head) * LOG2_E), 0.0)
-        erased = load_column(rates, slot, head)
+        erased = ct.full((C, 1), 1.0, ct.float32)
         if FORWARD:
+            erased = load_column(rates, slot, head)
             kept = power(load_last(gates, slot, head) * LOG2_E - gate)
         if L2NORM:
             k_norm = _inverse_norms(keys, row == column)
             q_norm = _inverse_norms(queries, row == column)
+            if not FORWARD:
+                inside = ct.arange(C, dtype=ct.int32) < tokens
+                k_norm, q_norm = ct.where(inside, k_norm, 0.0), ct.where(inside, q_norm, 0.0)
             _write(k_norms, slot, head, k_norm)
             _write(q_norms, slot, head, q_norm)
             decay = decay * ct.reshape(k_norm, (1, C))
             erased = erased * ct.reshape(k_norm, (C, 1))
             if FORWARD:
                 kept = kept * ct.reshape(k_norm, (C, 1))
+        if not FORWARD:
+            decay = decay * load_row(rates, slot, head)
         turned = ct.transpose(keys)
         scores = _product(queries, turned) * decay
         scores = scores * ct.reshape(q_norm * SCALE, (C, 1)) if L2NORM else scores * SCALE
@@ -264,5 +285,7 @@ def gdn_prepare(
             kept = ct.astype(made * kept, k.dtype)
             _write_tile(update, slot, head, ct.mma(ct.transpose(kept), keys, ct.zeros((C, K), ct.float32)))
         else:
-            _write_tile(attention, slot, head, scores)
-            _write_tile(inverse, slot, head, _inverse(full, row, column))
+            # Not by a product with 0: what is behind the chunk's end may be anything.
+            inside = (row < tokens) & (row >= column)
+            _write_tile(attention, slot, head, ct.where(inside, scores, 0.0))
+            _write_tile(inverse, slot, head, _inverse(ct.where(inside, full, 0.0), row, column))
