@@ -136,15 +136,14 @@ def gdn_scan(
                 # The next chunk's, so that nothing waits for them.
                 next_slot = slot + ct.minimum(at + 1, chunks - 1)
                 ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM, False)
-            rate = factors[0]
             gate, last = factors[1] * LOG2_E, factors[2] * LOG2_E
-            erase, keep = power(gate), power(last - gate)
+            erase, keep = power(gate), factors[0] * power(last - gate)
             read = erase * SCALE
             if L2NORM:
                 read = read * factors[3]
                 erase, keep = erase * factors[4], keep * factors[4]
             low = ct.astype(state, k.dtype)
-            wanted = (wide(value) - _product(key, low) * erase) * rate
+            wanted = wide(value) - _product(key, low) * erase
             written = _product(solve, ct.astype(wanted, k.dtype))
             state = state * power(last) + _product(ct.transpose(key), ct.astype(written * keep, k.dtype))
             made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
