@@ -1,4 +1,4 @@
-"""The cuTile engine of Gated DeltaNet. Its programs are in `gdn_forward_cutile`; the backward is not served yet."""
+"""The cuTile engine of Gated DeltaNet. Its programs are in `gdn_forward_cutile` and `gdn_backward_cutile`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from cudnn_jax.engines import cutile
 from cudnn_jax.engines.base import Artifact, BaseEngine, PlanConfig
 from cudnn_jax.engines.capabilities import Capabilities
-from cudnn_jax.engines.linear_attention import gdn_forward_cutile
+from cudnn_jax.engines.linear_attention import gdn_backward_cutile, gdn_forward_cutile
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
-from cudnn_jax.engines.linear_attention.gdn_forward_cutile import C, Knobs
+from cudnn_jax.engines.linear_attention.gdn_launch import C, Knobs
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, data_type, pygraph
@@ -21,8 +21,8 @@ _SERVED = Capabilities(
     sm_hi=129,
     dtypes=frozenset({data_type.HALF, data_type.BFLOAT16}),
 )
-_PROGRAMS: dict[str, Any] = {"fwd": gdn_forward_cutile}
-_OUTPUTS = {"fwd": "O"}
+_PROGRAMS: dict[str, Any] = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}
+_OUTPUTS = {"fwd": ("O",), "bwd": ()}
 """What a graph of a direction must give."""
 _MOST_DIM = 256
 _DIVISOR = 16
@@ -58,18 +58,17 @@ def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
         yield reason
     if facts.unexplained:
         yield f"graph has {', '.join(facts.unexplained)}, serves the operation alone"
-    if facts.direction not in _PROGRAMS:
-        yield f"direction {facts.direction}, serves {' and '.join(_PROGRAMS)}"
     if reason := _SERVED.element_type(facts.dtype):
         yield f"q {reason}"
     if facts.scattered:
         yield f"memory of {', '.join(facts.scattered)} is not row-major"
-    if _OUTPUTS[facts.direction] not in facts.results:
-        yield f"{_OUTPUTS[facts.direction]} is not an output, serves graphs that give it"
+    for name in _OUTPUTS[facts.direction]:
+        if name not in facts.results:
+            yield f"{name} is not an output, serves graphs that give it"
     for name, dim in (("key_dim", facts.key_dim), ("value_dim", facts.value_dim)):
         if dim % _DIVISOR or dim > _MOST_DIM:
             yield f"{name} {dim}, serves multiples of {_DIVISOR} to {_MOST_DIM}"
-    if facts.checkpoint_every % C:
+    if facts.direction == "fwd" and facts.checkpoint_every % C:
         yield f"checkpoint_every_n_tokens {facts.checkpoint_every}, serves multiples of {C}"
     if facts.total < 1 or facts.sequences < 1:
         yield f"{facts.total} tokens of {facts.sequences} sequences, serves at least one of each"

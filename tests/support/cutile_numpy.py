@@ -152,11 +152,13 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         static_iter=iter,
         arange=lambda size, dtype: np.arange(size, dtype=dtype),
         zeros=lambda shape, dtype: np.zeros(shape, dtype),
+        full=lambda shape, value, dtype: np.full(shape, value, dtype),
         astype=lambda tile, dtype: tile.astype(dtype),
         reshape=lambda tile, shape: tile.reshape(shape),
         transpose=np.transpose,
-        sum=lambda tile, axis, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
-        cumsum=lambda tile, axis: tile.cumsum(axis, dtype=tile.dtype),
+        sum=lambda tile, axis=None, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
+        min=lambda tile, axis, keepdims=False: tile.min(axis, keepdims=keepdims),
+        cumsum=_cumsum,
         rsqrt=lambda tile, flush_to_zero=False: (1 / np.sqrt(tile)).astype(tile.dtype),
         mma=_mma,
         load=_load,
@@ -190,8 +192,30 @@ def _scatter(array: np.ndarray, indices: Any, value: Any, *, mask: Any = True) -
     array[tuple(each[inside] for each in at)] = np.broadcast_to(value, inside.shape)[inside]
 
 
+def _cumsum(tile: np.ndarray, axis: int, reverse: bool = False) -> np.ndarray:
+    return (
+        np.flip(np.flip(tile, axis).cumsum(axis, dtype=tile.dtype), axis) if reverse else tile.cumsum(axis, tile.dtype)
+    )
+
+
 class _Memory(np.ndarray):
     """An array that a kernel is given."""
+
+    def tiled_view(
+        self, shape: Sequence[int], *, traversal_steps: Sequence[int], padding_mode: str = "undetermined"
+    ) -> SimpleNamespace:
+        """Tiles whose origins are `traversal_steps` apart."""
+
+        def part(index: Sequence[int]) -> _Memory:
+            starts = [at * step for at, step in zip(index, traversal_steps, strict=True)]
+            assert all(0 <= start < extent for start, extent in zip(starts, self.shape, strict=True))
+            return self[tuple(slice(start, None) for start in starts)]
+
+        first = (0,) * len(shape)
+        return SimpleNamespace(
+            load=lambda index: _load(part(index), first, shape, padding_mode=padding_mode),
+            store=lambda index, tile: _store(part(index), first, tile),
+        )
 
     def slice(self, axis: int, start: int, stop: int) -> _Memory:
         assert 0 <= start < self.shape[axis] and start <= stop <= self.shape[axis], "a slice out of its array"

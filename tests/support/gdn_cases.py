@@ -1,4 +1,4 @@
-"""Cases of Gated DeltaNet's forward: operands as an engine gets them, and what its outputs must be."""
+"""Cases of Gated DeltaNet: operands as an engine gets them, and what its outputs must be."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cudnn_jax.engines.planning import pygraph
-from support.linear_attention import PLAIN, Arrays, Options, Sizes, draw, error, forward
+from support.linear_attention import PLAIN, Arrays, Options, Sizes, backward, draw, error, forward
+from support.linear_graphs import GRADIENTS
 
 TOLERANCES = {"bfloat16": 8e-3, "float16": 5e-3}
+GRADIENT_TOLERANCES = {"bfloat16": 1.5e-2, "float16": 1e-2}
+HARD = ("correlated",)
+"""Kinds of inputs whose gradients in bfloat16 may be off by HARD_TOLERANCE."""
+HARD_TOLERANCE = 2.5e-2
 
 
 @dataclass(frozen=True)
@@ -98,3 +103,48 @@ class Case:
 def _usual(name: str, sizes: Sizes) -> float:
     """The size of an element where inputs are of the size of 1."""
     return sizes.key_dim**-0.5 if name == "O" else 1.0
+
+
+@dataclass(frozen=True)
+class BackwardCase(Case):
+    """One backward: a forward's operands and the cotangents of O and, if `final`, of the final state."""
+
+    def draw(self, rng: np.random.Generator) -> Arrays:
+        made = super().draw(rng)
+        sizes = self.sizes
+        out = rng.standard_normal((sizes.total, sizes.gates, sizes.value_dim)).astype(jnp.dtype(self.dtype))
+        made |= {"dO": out}
+        if self.final:
+            made |= {"d_final_state": rng.standard_normal(sizes.states).astype(np.float32)}
+        return made
+
+    def graph(self, given: Arrays) -> pygraph:
+        """Every gradient is asked for."""
+        graph = pygraph(io_data_type=self.dtype)
+        tensors = {name: graph.tensor(x.shape, data_type=x.dtype.name, name=name) for name, x in given.items()}
+        graph.gdn_bwd(**tensors, **asdict(self.options))
+        for tensor in graph.nodes[0].outputs.values():
+            tensor.set_output(True)
+        return graph
+
+    def expected(self, given: Arrays) -> Arrays:
+        operands = {name: x for name, x in given.items() if name not in ("dO", "d_final_state")}
+        made = backward(operands, given["dO"], given.get("d_final_state"), self.options)
+        inside = len(given["dO"]) - self.sizes.tail
+        for name in ("q", "k", "v", "g", "beta"):
+            made[name][inside:] = 0
+        return {name: made[port] for name, port in GRADIENTS.items() if port in made}
+
+    def check(self, graph: pygraph, got: list[Any], want: Arrays) -> None:
+        """Each gradient against `want`; rows that belong to no sequence are exactly 0."""
+        tolerance = GRADIENT_TOLERANCES[self.dtype]
+        if self.kind in HARD and self.dtype == "bfloat16":
+            tolerance = HARD_TOLERANCE
+        named = {id(tensor): name for name, tensor in graph.nodes[0].outputs.items()}
+        assert set(named.values()) == set(want)
+        for tensor, array in zip(graph.outputs, got, strict=True):
+            name = named[id(tensor)]
+            found = error(array, want[name], usual=1.0)
+            assert found <= tolerance, f"{name}: error {found}"
+            if len(array) == self.sizes.total and self.sizes.tail:
+                assert not np.any(np.asarray(array, np.float64)[-self.sizes.tail :]), f"{name}: rows of no sequence"
