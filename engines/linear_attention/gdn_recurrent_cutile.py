@@ -39,7 +39,7 @@ class CutileGdnRecurrent(BaseEngine):
             raise GraphNotSupportedError(f"{self.name}: {reason}")
         cutile.gpu_code(target)
         cutile.available()
-        return [(("rows", _rows(facts, held)), ("occupancy", blocks)) for held, blocks in _SETTINGS]
+        return settings(facts)
 
     def build_plan(self, graph: pygraph, facts: Any, config: PlanConfig, target: Target) -> Artifact:
         cutile.available()
@@ -77,6 +77,11 @@ class CutileGdnRecurrent(BaseEngine):
         grid = (-(-facts.value_dim // rows), facts.heads, facts.sequences + 1)
         builder.cubin(image, grid, [argument for each in arrays if each for argument in _args(builder, each)])
         return builder.build()
+
+
+def settings(facts: LinearFacts) -> list[tuple[tuple[str, int], ...]]:
+    """`rows` of V that a block holds, and the blocks that a multiprocessor runs at a time, `occupancy`."""
+    return [(("rows", _rows(facts, held)), ("occupancy", blocks)) for held, blocks in _SETTINGS]
 
 
 def _args(builder: ProgramBuilder, tensor: Tensor) -> list[Argument]:
