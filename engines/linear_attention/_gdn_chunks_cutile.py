@@ -131,13 +131,6 @@ def _store_heads(array, slot, part, tile, HEADS):
     ct.store(array, (slot, part, 0), ct.reshape(ct.transpose(tile), (1, HEADS, C)), allow_tma=False)
 
 
-def _load_rows(array, first, tokens, head, WIDTH):
-    """(C, WIDTH) of a chunk of one head of an array (total, heads, width)."""
-    rows = rows_of(array, first, first + tokens)
-    tile = ct.load(rows, (0, head, 0), (C, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO)
-    return ct.reshape(tile, (C, WIDTH))
-
-
 def load_span(array, first, head, column, WIDTH):
     """(C, WIDTH) of one head of an array (total, heads, dim) from a token on, behind a chunk's end whatever is there;
     columns from column * WIDTH on.
@@ -156,10 +149,11 @@ def _half(tile):
     return ct.astype(tile, ct.float16)
 
 
-def _inverse_norms(rows, diagonal):
-    """(C,) of 1 / sqrt(sum x^2 + 1e-6), out of the product of all rows: fewer instructions than sums of squares."""
+def _inverse_norms(rows, diagonal, tokens):
+    """(C,) of 1 / sqrt(sum x^2 + 1e-6), 0 behind the chunk's end, out of the product of all rows: fewer instructions than sums of squares."""
     squares = ct.where(diagonal, _product(rows, ct.transpose(rows)), 0.0)
-    return ct.rsqrt(ct.sum(squares, axis=1) + 1e-6, flush_to_zero=True)
+    norms = ct.rsqrt(ct.sum(squares, axis=1) + 1e-6, flush_to_zero=True)
+    return ct.where(ct.arange(C, dtype=ct.int32) < tokens, norms, 0.0)
 
 
 def _inverse(full, row, column):
@@ -210,10 +204,9 @@ def _write(array, slot, head, tile):
     ct.store(array, (slot, head, 0), ct.reshape(tile, (1, 1, C)), check_bounds=False, allow_tma=False)
 
 
-def _write_tile(array, slot, head, tile):
-    """(C, columns) into an array (slots, heads, C, columns)."""
-    tile = ct.reshape(ct.astype(tile, array.dtype), (1, 1, C, tile.shape[1]))
-    ct.store(array, (slot, head, 0, 0), tile, check_bounds=False)
+def _write_square(array, slot, head, tile):
+    """(C, C) into an array (slots, heads, C, C)."""
+    ct.store(array, (slot, head, 0, 0), ct.reshape(ct.astype(tile, array.dtype), (1, 1, C, C)), check_bounds=False)
 
 
 def gdn_prepare(
@@ -224,68 +217,50 @@ def gdn_prepare(
     rates,
     inverse,
     attention,
-    update,
     q_norms,
     k_norms,
     K: Static[int],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
     SCALE: Static[float],
-    FORWARD: Static[bool],
     L2NORM: Static[bool],
 ):
-    """Block (head, slot) writes, for row i and column j of its chunk, with G the gates and in the io dtype
+    """Block (head, slot) writes, for row i and column j of its chunk, with G the gates:
 
-    if FORWARD, of T = (I + tril(beta_i e^(G_i - G_j) <k_i, k_j>, -1))^-1 and P = tril(SCALE e^(G_i - G_j) <q_i, k_j>),
-    P T into attention (slots, HO, C, C) and T^T diag(e^(G_last - G)) k into update (slots, HO, C, K); otherwise T with
-    beta_j in the place of beta_i into inverse, and P diag(beta) into attention (slots, HO, C, C). With L2NORM it writes
-    q_norms and k_norms (slots, HO, C) float32, what normalises rows of q and k.
+    inverse (slots, HO, C, C), io dtype: (I + tril(beta_j e^(G_i - G_j) <k_i, k_j>, -1))^-1
+    attention, the same shape and dtype: tril(SCALE beta_j e^(G_i - G_j) <q_i, k_j>)
+    q_norms, k_norms (slots, HO, C) float32, if L2NORM: what normalises rows of q and k
+
+    so that what is written is beta times the inverse of what is wanted, and beta = 0 divides nothing.
 
     K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k.
     """
     head, slot = ct.bid(0), ct.bid(1)
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
-        if FORWARD:
-            keys = _load_rows(k, first, tokens, head // K_RATIO, K)
-            queries = _load_rows(q, first, tokens, head // Q_RATIO, K)
-        else:
-            keys = load_span(k, first, head // K_RATIO, 0, K)
-            queries = load_span(q, first, head // Q_RATIO, 0, K)
+        keys = load_span(k, first, head // K_RATIO, 0, K)
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
-        gate = load_column(gates, slot, head) * LOG2_E
-        decay = ct.where(row >= column, power(gate - load_row(gates, slot, head) * LOG2_E), 0.0)
-        erased = ct.full((C, 1), 1.0, ct.float32)
-        if FORWARD:
-            erased = load_column(rates, slot, head)
-            kept = power(load_last(gates, slot, head) * LOG2_E - gate)
+        # Not by a product with 0: what is behind the chunk's end may be anything.
+        inside = (row < tokens) & (row >= column)
+        between = load_column(gates, slot, head) * LOG2_E - load_row(gates, slot, head) * LOG2_E
+        decay = ct.where(inside, power(between), 0.0) * load_row(rates, slot, head)
         if L2NORM:
-            k_norm = _inverse_norms(keys, row == column)
-            q_norm = _inverse_norms(queries, row == column)
-            if not FORWARD:
-                inside = ct.arange(C, dtype=ct.int32) < tokens
-                k_norm, q_norm = ct.where(inside, k_norm, 0.0), ct.where(inside, q_norm, 0.0)
+            k_norm = _inverse_norms(keys, row == column, tokens)
             _write(k_norms, slot, head, k_norm)
-            _write(q_norms, slot, head, q_norm)
             decay = decay * ct.reshape(k_norm, (1, C))
-            erased = erased * ct.reshape(k_norm, (C, 1))
-            if FORWARD:
-                kept = kept * ct.reshape(k_norm, (C, 1))
-        if not FORWARD:
-            decay = decay * load_row(rates, slot, head)
         turned = ct.transpose(keys)
+        full = _product(keys, turned) * decay
+        if L2NORM:
+            full = full * ct.reshape(k_norm, (C, 1))
+        queries = load_span(q, first, head // Q_RATIO, 0, K)
         scores = _product(queries, turned) * decay
-        scores = scores * ct.reshape(q_norm * SCALE, (C, 1)) if L2NORM else scores * SCALE
-        full = _product(keys, turned) * decay * erased
-        if FORWARD:
-            scores = _half(scores)
-            made = _inverse(full, row, column)
-            _write_tile(attention, slot, head, _product(scores, _half(made)))
-            kept = ct.astype(made * kept, k.dtype)
-            _write_tile(update, slot, head, ct.mma(ct.transpose(kept), keys, ct.zeros((C, K), ct.float32)))
+        if L2NORM:
+            q_norm = _inverse_norms(queries, row == column, tokens)
+            _write(q_norms, slot, head, q_norm)
+            scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
         else:
-            # Not by a product with 0: what is behind the chunk's end may be anything.
-            inside = (row < tokens) & (row >= column)
-            _write_tile(attention, slot, head, ct.where(inside, scores, 0.0))
-            _write_tile(inverse, slot, head, _inverse(ct.where(inside, full, 0.0), row, column))
+            scores = scores * SCALE
+        # Before the inverse, which needs the registers.
+        _write_square(attention, slot, head, ct.where(inside, scores, 0.0))
+        _write_square(inverse, slot, head, _inverse(ct.where(inside, full, 0.0), row, column))

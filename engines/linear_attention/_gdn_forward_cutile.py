@@ -17,16 +17,17 @@ from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
 Static = ct.Constant
 
 _TILE = 256
+_LATENCY = 1
 
 
 def _load_chunk(array, at, head, part, WIDTH):
     """(C, WIDTH) of a chunk of one head; latency 1 keeps one more buffer, and products in flight, apart from it."""
     index, shape = (at, head, part), (C, 1, WIDTH)
-    return ct.reshape(ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=1), (C, WIDTH))
+    return ct.reshape(ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=_LATENCY), (C, WIDTH))
 
 
-def _load_prepared(array, slot, head, WIDTH):
-    return ct.reshape(ct.load(array, (slot, head, 0, 0), (1, 1, C, WIDTH), latency=1), (C, WIDTH))
+def _load_square(array, slot, head):
+    return ct.reshape(ct.load(array, (slot, head, 0, 0), (1, 1, C, C), latency=_LATENCY), (C, C))
 
 
 def _product(x, y):
@@ -34,10 +35,27 @@ def _product(x, y):
     return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
 
 
-def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM):
-    rate, gate, last = load_column(rates, slot, head), load_column(gates, slot, head), load_last(gates, slot, head)
+def _load_vector(array, slot, head, TMA):
+    """(C, 1) of an array (slots, heads, C)."""
+    if TMA:
+        return ct.reshape(ct.load(array, (slot, head, 0), (1, 1, C), check_bounds=False, latency=_LATENCY), (C, 1))
+    return load_column(array, slot, head)
+
+
+def _load_lowest(gates, slot, head, TMA):
+    """(1, 1), the last of a chunk's gates, which is the lowest: TMA fetches no fewer than four."""
+    if TMA:
+        tile = ct.load(gates, (slot, head, C // 4 - 1), (1, 1, 4), check_bounds=False, latency=_LATENCY)
+        return ct.min(ct.reshape(tile, (1, 4)), axis=1, keepdims=True)
+    return load_last(gates, slot, head)
+
+
+def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM, TMA):
+    rate, gate = _load_vector(rates, slot, head, TMA), _load_vector(gates, slot, head, TMA)
+    last = _load_lowest(gates, slot, head, TMA)
     if L2NORM:
-        return rate, gate, last, load_column(q_norms, slot, head), load_column(k_norms, slot, head)
+        q_norm, k_norm = _load_vector(q_norms, slot, head, TMA), _load_vector(k_norms, slot, head, TMA)
+        return rate, gate, last, q_norm, k_norm
     return rate, gate, last
 
 
@@ -49,8 +67,8 @@ def gdn_scan(
     first_slot,
     gates,
     rates,
+    inverse,
     attention,
-    update,
     q_norms,
     k_norms,
     initial,
@@ -71,6 +89,7 @@ def gdn_scan(
     FINAL: Static[bool],
     POOL: Static[bool],
     EVERY: Static[int],
+    TMA: Static[bool],
 ):
     """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
 
@@ -100,32 +119,38 @@ def gdn_scan(
         chunks = ct.astype((end - begin + (C - 1)) // C, ct.int32)
         if EVERY:
             kept = ct.gather(first_checkpoint, (sequence,)) - 1
-        factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
+        if not TMA:
+            factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM, False)
         for at in range(chunks):
             if EVERY:
                 if (at > 0) & (at % EVERY == 0):
                     _store_state(checkpoints, kept + at // EVERY, head, part, state, K, V)
             key = _load_chunk(keys, at, head // K_RATIO, 0, K)
             value = _load_chunk(values, at, head // V_RATIO, part, V)
-            change = _load_prepared(update, slot + at, head, K)
+            solve = _load_square(inverse, slot + at, head)
             query = _load_chunk(queries, at, head // Q_RATIO, 0, K)
-            score = _load_prepared(attention, slot + at, head, C)
-            # The next chunk's, so that nothing waits for them.
-            next_slot = slot + ct.minimum(at + 1, chunks - 1)
-            ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM)
-            rate = factors[0]
-            erase = power(factors[1] * LOG2_E)
+            score = _load_square(attention, slot + at, head)
+            if TMA:
+                factors = _load_factors(gates, rates, q_norms, k_norms, slot + at, head, L2NORM, True)
+            else:
+                # The next chunk's, so that nothing waits for them.
+                next_slot = slot + ct.minimum(at + 1, chunks - 1)
+                ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM, False)
+            gate, last = factors[1] * LOG2_E, factors[2] * LOG2_E
+            erase, keep = power(gate), factors[0] * power(last - gate)
             read = erase * SCALE
             if L2NORM:
                 read = read * factors[3]
-                erase = erase * factors[4]
+                erase, keep = erase * factors[4], keep * factors[4]
             low = ct.astype(state, k.dtype)
-            wanted = ct.astype((wide(value) - _product(key, low) * erase) * rate, k.dtype)
-            state = state * power(factors[2] * LOG2_E) + _product(ct.transpose(change), wanted)
-            made = _product(query, low) * read + _product(score, wanted)
+            wanted = wide(value) - _product(key, low) * erase
+            written = _product(solve, ct.astype(wanted, k.dtype))
+            state = state * power(last) + _product(ct.transpose(key), ct.astype(written * keep, k.dtype))
+            made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
             made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
             ct.store(outputs, (at, head, part), made, allow_tma=False)
-            factors = ahead
+            if not TMA:
+                factors = ahead
     if FINAL:
         if POOL:
             if known:

@@ -31,8 +31,8 @@ class _Launch(ChunkedLaunch):
         facts = self.facts
         chunks, first_slot = self.table()
         gates = self.gates(chunks)
-        norms = self.norms()
-        squares = self._prepare(chunks, gates, norms)
+        *squares, q_norms, k_norms = self.prepare(chunks, *gates)
+        norms = [q_norms, k_norms]
         factors = self._factors(chunks, gates, norms)
         states, d_states = (
             self.scratch(facts.dtype, self.slots * facts.heads, facts.value_dim, facts.key_dim) for _ in range(2)
@@ -43,21 +43,6 @@ class _Launch(ChunkedLaunch):
         self._gradients([*gates, *norms], [states, writes, d_states], chunks, made)
         for (name, port), ratio, parts in zip(_SHARED, self.ratios, made, strict=True):
             self._add_heads(name, port, ratio, parts)
-
-    def _prepare(self, chunks: Given, gates: tuple[Given, Given], norms: list[Given | None]) -> list[Given]:
-        """inverse and attention, (slots, HO, C, C)."""
-        from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
-
-        facts = self.facts
-        squares = [self.scratch(facts.dtype, self.slots, facts.heads, C, C) for _ in range(2)]
-        self.run(
-            kernels.gdn_prepare,
-            [self.given["q"], self.given["k"], chunks, *gates, *squares, None, *norms],
-            [power(facts.key_dim), *self.ratios[:2], facts.scale, False, facts.use_qk_l2norm],
-            (facts.heads, self.slots, 1),
-            occupancy=3,
-        )
-        return squares
 
     def _factors(self, chunks: Given, gates: tuple[Given, Given], norms: list[Given | None]) -> Given:
         from cudnn_jax.engines.linear_attention import _gdn_backward_cutile as kernels

@@ -16,14 +16,15 @@ _COPIED_ROWS = 64
 
 
 def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
-    """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time.
+    """`values`, the columns of a state that a block of the scan keeps; `blocks` of it on a multiprocessor at a time; and
+    whether the vectors of a chunk come by `tma`.
 
-    Narrow parts give a chain of products that is short, wide ones read q and k less often.
+    Narrow parts are more blocks, wide ones read q and k less often.
     """
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
     few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= sm_count
-    made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
-    return [(("values", values), ("blocks", blocks)) for values, blocks in dict.fromkeys(made)]
+    pairs = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
+    return [(("values", v), ("blocks", b), ("tma", tma)) for tma in (1, 0) for v, b in dict.fromkeys(pairs)]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -37,25 +38,7 @@ class _Launch(ChunkedLaunch):
         output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
         chunks, first_slot = self.table(output)
         gates, rates = self.gates(chunks)
-        prepared = self._prepare(chunks, gates, rates)
-        self._scan(first_slot, [gates, rates, *prepared])
-
-    def _prepare(self, chunks: Given, gates: Given, rates: Given) -> list[Given | None]:
-        """The arrays of chunks that the scan reads: attention, update, and norms of q and k."""
-        from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
-
-        facts = self.facts
-        width = power(facts.key_dim)
-        attention, update = (self.scratch(facts.dtype, self.slots, facts.heads, C, cols) for cols in (C, width))
-        norms = self.norms()
-        self.run(
-            kernels.gdn_prepare,
-            [self.given["q"], self.given["k"], chunks, gates, rates, None, attention, update, *norms],
-            [width, *self.ratios[:2], facts.scale, True, facts.use_qk_l2norm],
-            (facts.heads, self.slots, 1),
-            occupancy=2,
-        )
-        return [attention, update, *norms]
+        self._scan(first_slot, [gates, rates, *self.prepare(chunks, gates, rates)])
 
     def _scan(self, first_slot: Given, prepared: Sequence[Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
@@ -77,7 +60,7 @@ class _Launch(ChunkedLaunch):
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
                 *(name in given for name in ("initial_state", "state_indices", "final_state")),
-                *(in_pool, facts.checkpoint_every // C if first_checkpoint else 0),
+                *(in_pool, facts.checkpoint_every // C if first_checkpoint else 0, bool(self.knobs["tma"])),
             ],
             (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],

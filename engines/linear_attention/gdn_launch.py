@@ -79,11 +79,24 @@ class ChunkedLaunch:
         beta = (facts.use_beta_sigmoid, facts.allow_neg_eigval)
         return (*beta, facts.safe_gate, *given, facts.gate_domain == "linear")
 
-    def norms(self) -> list[Given | None]:
-        """Room for what q's and k's rows are multiplied by, (slots, HO, C) float32 each, with use_qk_l2norm."""
-        if not self.facts.use_qk_l2norm:
-            return [None, None]
-        return [self.scratch(data_type.FLOAT, self.slots, self.facts.heads, C) for _ in range(2)]
+    def prepare(self, chunks: Given, gates: Given, rates: Given) -> list[Given | None]:
+        """inverse, attention, q_norms and k_norms of `gdn_prepare`; the norms are None without use_qk_l2norm."""
+        from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
+
+        facts = self.facts
+        squares = [self.scratch(facts.dtype, self.slots, facts.heads, C, C) for _ in range(2)]
+        norms = [
+            self.scratch(data_type.FLOAT, self.slots, facts.heads, C) if facts.use_qk_l2norm else None for _ in range(2)
+        ]
+        made = [*squares, *norms]
+        self.run(
+            kernels.gdn_prepare,
+            [self.given["q"], self.given["k"], chunks, gates, rates, *made],
+            [power(facts.key_dim), *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
+            (facts.heads, self.slots, 1),
+            occupancy=3,
+        )
+        return made
 
     def scratch(self, dtype: data_type, *shape: int) -> Given:
         """Memory of the workspace."""

@@ -147,6 +147,7 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         reshape=lambda tile, shape: tile.reshape(shape),
         transpose=np.transpose,
         sum=lambda tile, axis=None, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
+        min=lambda tile, axis, keepdims=False: tile.min(axis, keepdims=keepdims),
         cumsum=_cumsum,
         rsqrt=lambda tile, flush_to_zero=False: (1 / np.sqrt(tile)).astype(tile.dtype),
         mma=_mma,
