@@ -86,8 +86,7 @@ class ChunkedLaunch:
         facts = self.facts
         squares = [self.scratch(facts.dtype, self.slots, facts.heads, C, C) for _ in range(2)]
         norms = [
-            self.scratch(data_type.FLOAT, self.slots, facts.heads, C) if facts.use_qk_l2norm else None
-            for _ in range(2)
+            self.scratch(data_type.FLOAT, self.slots, facts.heads, C) if facts.use_qk_l2norm else None for _ in range(2)
         ]
         made = [*squares, *norms]
         self.run(
