@@ -150,7 +150,7 @@ def _half(tile):
 
 
 def _inverse_norms(rows, diagonal, tokens):
-    """(C,) of 1 / sqrt(sum x^2 + 1e-6), 0 behind the chunk's end, out of the product of all rows: fewer instructions than sums of squares."""
+    """(C,) of 1 / sqrt(sum x^2 + 1e-6), 0 behind the chunk's end. The product of all rows takes fewer instructions."""
     squares = ct.where(diagonal, _product(rows, ct.transpose(rows)), 0.0)
     norms = ct.rsqrt(ct.sum(squares, axis=1) + 1e-6, flush_to_zero=True)
     return ct.where(ct.arange(C, dtype=ct.int32) < tokens, norms, 0.0)
