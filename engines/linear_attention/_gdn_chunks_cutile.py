@@ -150,7 +150,7 @@ def _half(tile):
 
 
 def _inverse_norms(rows, diagonal, tokens):
-    """(C,) of 1 / sqrt(sum x^2 + 1e-6), 0 behind the chunk's end, out of the product of all rows: fewer instructions than sums of squares."""
+    """(C,) of 1 / sqrt(sum x^2 + 1e-6), 0 behind the chunk's end. The product of all rows takes fewer instructions."""
     squares = ct.where(diagonal, _product(rows, ct.transpose(rows)), 0.0)
     norms = ct.rsqrt(ct.sum(squares, axis=1) + 1e-6, flush_to_zero=True)
     return ct.where(ct.arange(C, dtype=ct.int32) < tokens, norms, 0.0)
@@ -244,15 +244,13 @@ def gdn_prepare(
         # Not by a product with 0: what is behind the chunk's end may be anything.
         inside = (row < tokens) & (row >= column)
         between = load_column(gates, slot, head) * LOG2_E - load_row(gates, slot, head) * LOG2_E
-        decay = ct.where(inside, power(between), 0.0) * load_row(rates, slot, head)
+        columns = load_row(rates, slot, head)
         if L2NORM:
             k_norm = _inverse_norms(keys, row == column, tokens)
             _write(k_norms, slot, head, k_norm)
-            decay = decay * ct.reshape(k_norm, (1, C))
+            columns = columns * ct.reshape(k_norm, (1, C))
+        decay = power(ct.minimum(between, 0.0)) * columns
         turned = ct.transpose(keys)
-        full = _product(keys, turned) * decay
-        if L2NORM:
-            full = full * ct.reshape(k_norm, (C, 1))
         queries = load_span(q, first, head // Q_RATIO, 0, K)
         scores = _product(queries, turned) * decay
         if L2NORM:
@@ -261,6 +259,9 @@ def gdn_prepare(
             scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
         else:
             scores = scores * SCALE
-        # Before the inverse, which needs the registers.
+        # This first: the inverse needs the registers.
         _write_square(attention, slot, head, ct.where(inside, scores, 0.0))
+        full = _product(keys, turned) * decay
+        if L2NORM:
+            full = full * ct.reshape(k_norm, (C, 1))
         _write_square(inverse, slot, head, _inverse(ct.where(inside, full, 0.0), row, column))

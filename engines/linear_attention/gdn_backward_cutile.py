@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cudnn_jax.engines.cutile import Array
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, Knobs, power
@@ -57,7 +59,7 @@ class _Launch(ChunkedLaunch):
         )
         return factors
 
-    def _scans(self, prepared: list[Given], first_slot: Given, results: list[Given]) -> None:
+    def _scans(self, prepared: Sequence[Given | None], first_slot: Given, results: Sequence[Given]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_backward_cutile as kernels
 
         facts, given, values = self.facts, self.given, self.knobs["values"]

@@ -16,8 +16,8 @@ _COPIED_ROWS = 64
 
 
 def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
-    """`values`, the columns of a state that a block of the scan keeps; `blocks` of it on a multiprocessor at a time; and
-    whether the vectors of a chunk come by `tma`.
+    """`values`, the columns of a state that a block of the scan keeps; `blocks` of it on a multiprocessor at a time;
+    and whether the vectors of a chunk come by `tma`.
 
     Narrow parts are more blocks, wide ones read q and k less often.
     """

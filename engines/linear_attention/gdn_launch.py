@@ -94,7 +94,7 @@ class ChunkedLaunch:
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
             [power(facts.key_dim), *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
             (facts.heads, self.slots, 1),
-            occupancy=3,
+            occupancy=3 if facts.key_dim <= 128 else 2,
         )
         return made
 
