@@ -12,6 +12,8 @@ from cudnn_jax.flax import _gated_delta_net as shared
 
 __all__ = ["GatedDeltaNet"]
 
+_KERNEL_INIT = nnx.initializers.lecun_normal()
+
 
 class GatedDeltaNet(nnx.Module):
     """The Gated DeltaNet layer: (B, T, features) to (B, T, features), causal, with a state in place of a cache of keys.
@@ -44,7 +46,7 @@ class GatedDeltaNet(nnx.Module):
         norm_epsilon: float = 1e-6,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
-        kernel_init: Any = nnx.initializers.lecun_normal(),
+        kernel_init: Any = _KERNEL_INIT,
         decode: bool = False,
         implementation: str | None = None,
         rngs: nnx.Rngs,

@@ -71,6 +71,11 @@ class LinearFacts:
         """The type of q, k, v and the output."""
         return self.dtypes["q"]
 
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sequence, rows of none counted in."""
+        return self.total / max(self.sequences, 1)
+
     def describe(self) -> str:
         """One line for people."""
         words = [
