@@ -41,8 +41,6 @@ ROOMS: dict[str, tuple[str, tuple[Cell, ...]]] = {
         (
             Cell({"direction": "fwd", "mean_length": [0, 2]}, "forward", "decode 256 x 1,"),
             Cell({"direction": "fwd", "mean_length": [2, 16]}, "forward", "decode 256 x 8,"),
-            FORWARD,
-            BACKWARD,
         ),
     ),
 }
