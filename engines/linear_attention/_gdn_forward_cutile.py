@@ -18,10 +18,11 @@ Static = ct.Constant
 
 _TILE = 256
 _LATENCY = 1
+"""Of the scan's loads: more of it makes room for more chunks ahead, and slower code."""
 
 
 def _load_chunk(array, at, head, part, WIDTH):
-    """(C, WIDTH) of a chunk of one head; latency 1 keeps one more buffer, and products in flight, apart from it."""
+    """(C, WIDTH) of a chunk of one head."""
     index, shape = (at, head, part), (C, 1, WIDTH)
     return ct.reshape(ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=_LATENCY), (C, WIDTH))
 
@@ -35,27 +36,10 @@ def _product(x, y):
     return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
 
 
-def _load_vector(array, slot, head, TMA):
-    """(C, 1) of an array (slots, heads, C)."""
-    if TMA:
-        return ct.reshape(ct.load(array, (slot, head, 0), (1, 1, C), check_bounds=False, latency=_LATENCY), (C, 1))
-    return load_column(array, slot, head)
-
-
-def _load_lowest(gates, slot, head, TMA):
-    """(1, 1), the last of a chunk's gates, which is the lowest: TMA fetches no fewer than four."""
-    if TMA:
-        tile = ct.load(gates, (slot, head, C // 4 - 1), (1, 1, 4), check_bounds=False, latency=_LATENCY)
-        return ct.min(ct.reshape(tile, (1, 4)), axis=1, keepdims=True)
-    return load_last(gates, slot, head)
-
-
-def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM, TMA):
-    rate, gate = _load_vector(rates, slot, head, TMA), _load_vector(gates, slot, head, TMA)
-    last = _load_lowest(gates, slot, head, TMA)
+def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM):
+    rate, gate, last = load_column(rates, slot, head), load_column(gates, slot, head), load_last(gates, slot, head)
     if L2NORM:
-        q_norm, k_norm = _load_vector(q_norms, slot, head, TMA), _load_vector(k_norms, slot, head, TMA)
-        return rate, gate, last, q_norm, k_norm
+        return rate, gate, last, load_column(q_norms, slot, head), load_column(k_norms, slot, head)
     return rate, gate, last
 
 
@@ -89,7 +73,6 @@ def gdn_scan(
     FINAL: Static[bool],
     POOL: Static[bool],
     EVERY: Static[int],
-    TMA: Static[bool],
 ):
     """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
 
@@ -119,8 +102,7 @@ def gdn_scan(
         chunks = ct.astype((end - begin + (C - 1)) // C, ct.int32)
         if EVERY:
             kept = ct.gather(first_checkpoint, (sequence,)) - 1
-        if not TMA:
-            factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM, False)
+        factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
         for at in range(chunks):
             if EVERY:
                 if (at > 0) & (at % EVERY == 0):
@@ -130,12 +112,9 @@ def gdn_scan(
             solve = _load_square(inverse, slot + at, head)
             query = _load_chunk(queries, at, head // Q_RATIO, 0, K)
             score = _load_square(attention, slot + at, head)
-            if TMA:
-                factors = _load_factors(gates, rates, q_norms, k_norms, slot + at, head, L2NORM, True)
-            else:
-                # The next chunk's, so that nothing waits for them.
-                next_slot = slot + ct.minimum(at + 1, chunks - 1)
-                ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM, False)
+            # The next chunk's, so that nothing waits for them.
+            next_slot = slot + ct.minimum(at + 1, chunks - 1)
+            ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM)
             gate, last = factors[1] * LOG2_E, factors[2] * LOG2_E
             erase, keep = power(gate), factors[0] * power(last - gate)
             read = erase * SCALE
@@ -149,8 +128,7 @@ def gdn_scan(
             made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
             made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
             ct.store(outputs, (at, head, part), made, allow_tma=False)
-            if not TMA:
-                factors = ahead
+            factors = ahead
     if FINAL:
         if POOL:
             if known:

@@ -16,15 +16,14 @@ _COPIED_ROWS = 64
 
 
 def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
-    """`values`, the columns of a state that a block of the scan keeps; `blocks` of it on a multiprocessor at a time;
-    and whether the vectors of a chunk come by `tma`.
+    """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time.
 
     Narrow parts are more blocks, wide ones read q and k less often.
     """
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
     few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= sm_count
-    pairs = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
-    return [(("values", v), ("blocks", b), ("tma", tma)) for tma in (1, 0) for v, b in dict.fromkeys(pairs)]
+    made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
+    return [(("values", values), ("blocks", blocks)) for values, blocks in made]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -60,7 +59,7 @@ class _Launch(ChunkedLaunch):
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
                 *(name in given for name in ("initial_state", "state_indices", "final_state")),
-                *(in_pool, facts.checkpoint_every // C if first_checkpoint else 0, bool(self.knobs["tma"])),
+                *(in_pool, facts.checkpoint_every // C if first_checkpoint else 0),
             ],
             (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],
