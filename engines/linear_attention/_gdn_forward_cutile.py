@@ -154,9 +154,3 @@ def gdn_checkpoint_rows(cu_seqlens, first_checkpoint, EVERY: Static[int]):
         length = ct.astype(stop - start, ct.int32)
         count = count + ct.where(earlier & (length > 0), (length - 1) // EVERY, 0)
     ct.scatter(first_checkpoint, (sequence,), ct.sum(count, axis=0))
-
-
-def gdn_copy_states(source, target, ROWS: Static[int], K: Static[int]):
-    """Block b copies ROWS rows of one matrix to another."""
-    tile = ct.load(source, (ct.bid(0), 0), (ROWS, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-    ct.store(target, (ct.bid(0), 0), tile, allow_tma=False)

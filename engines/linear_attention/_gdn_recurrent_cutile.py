@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import rows_of, wide
+
 Static = ct.Constant
 
 _CLEARED = 16
 """Rows of the output that are cleared at a time."""
 
 
-def _wide(tile):
-    return ct.astype(tile, ct.float32)
-
-
 def _row(array, token, head, WIDTH):
     """(1, WIDTH) of an array (total, heads, width), float32, 0 past the width."""
     tile = ct.load(array, (token, head, 0), (1, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-    return _wide(ct.reshape(tile, (1, WIDTH)))
+    return wide(ct.reshape(tile, (1, WIDTH)))
 
 
 def _normalised(row):
@@ -37,7 +35,7 @@ def _load_state(states, at, head, slice_of_v, ROWS, WIDTH, CHECK):
         check_bounds=CHECK,
         allow_tma=False,
     )
-    return _wide(ct.reshape(tile, (ROWS, WIDTH)))
+    return wide(ct.reshape(tile, (ROWS, WIDTH)))
 
 
 def _store_state(states, at, head, slice_of_v, state, ROWS, WIDTH, CHECK):
@@ -46,15 +44,15 @@ def _store_state(states, at, head, slice_of_v, state, ROWS, WIDTH, CHECK):
 
 
 def _decay(g, token, head, a_log, dt_bias, SAFE, LINEAR, A_LOG, DT_BIAS):
-    gate = _wide(ct.gather(g, (token, head)))
+    gate = wide(ct.gather(g, (token, head)))
     if LINEAR:
         return ct.maximum(gate, 1e-10)
     if SAFE:
         if DT_BIAS:
-            gate = gate + _wide(ct.gather(dt_bias, (head,)))
+            gate = gate + wide(ct.gather(dt_bias, (head,)))
         gate = -(ct.maximum(gate, 0.0) + ct.log(1.0 + ct.exp(-ct.abs(gate))))
         if A_LOG:
-            gate = gate * ct.exp(_wide(ct.gather(a_log, (head,))))
+            gate = gate * ct.exp(wide(ct.gather(a_log, (head,))))
     return ct.exp(gate)
 
 
@@ -101,7 +99,7 @@ def gdn_recurrent(
         end = ct.astype(ct.gather(cu_seqlens, (SEQUENCES,)), ct.int32)
         left = out.shape[0] - end
         if left > 0:
-            rows = out.slice(axis=0, start=end, stop=out.shape[0])
+            rows = rows_of(out, end, end + left)
             for tile in range(ct.cdiv(left, _CLEARED)):
                 ct.store(rows, (tile, head, slice_of_v), ct.zeros((_CLEARED, 1, ROWS), out.dtype), allow_tma=False)
     else:
@@ -130,14 +128,14 @@ def gdn_recurrent(
                 padding_mode=ct.PaddingMode.ZERO,
                 allow_tma=False,
             )
-            rate = _wide(ct.gather(beta, (token, head)))
+            rate = wide(ct.gather(beta, (token, head)))
             if SIGMOID:
                 rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
             decay = _decay(g, token, head, a_log, dt_bias, SAFE, LINEAR, A_LOG, DT_BIAS)
             # Both sums are of the old state, so that neither waits for the other.
             read = ct.sum(state * key, axis=1, keepdims=True) * decay
             kept = ct.sum(state * query, axis=1, keepdims=True) * decay
-            written = (_wide(ct.reshape(value, (ROWS, 1))) - read) * rate
+            written = (wide(ct.reshape(value, (ROWS, 1))) - read) * rate
             state = state * decay + written * key
             made = (kept + written * ct.sum(key * query, axis=1, keepdims=True)) * SCALE
             ct.store(

@@ -12,8 +12,6 @@ from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
-_COPIED_ROWS = 64
-
 
 def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time.
@@ -43,9 +41,6 @@ class _Launch(ChunkedLaunch):
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
 
         facts, given = self.facts, self.given
-        in_pool = facts.pool and facts.overwrite
-        if in_pool and "final_state" in given:
-            self._copy("initial_state", "final_state")
         first_checkpoint = self._checkpoint_rows()
         self.run(
             kernels.gdn_scan,
@@ -59,20 +54,11 @@ class _Launch(ChunkedLaunch):
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
                 *(name in given for name in ("initial_state", "state_indices", "final_state")),
-                *(in_pool, facts.checkpoint_every // C if first_checkpoint else 0),
+                *(facts.pool and facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
             ],
             (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],
         )
-
-    def _copy(self, source: str, target: str) -> None:
-        from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
-
-        array, _ = self.given[source]
-        rows, cols = prod(array.shape[:-1]), array.shape[-1]
-        matrices = [(Array(array.dtype, (rows, cols)), self.given[name][1]) for name in (source, target)]
-        grid = (-(-rows // _COPIED_ROWS), 1, 1)
-        self.run(kernels.gdn_copy_states, matrices, [_COPIED_ROWS, power(cols)], grid)
 
     def _checkpoint_rows(self) -> Given | None:
         """Each sequence's first row of the checkpoints, which are cleared; None where they are not asked for."""

@@ -1,4 +1,4 @@
-"""What the cuTile programs of Gated DeltaNet share: chunks of 64 tokens, and the kernels that prepare each one."""
+"""What the cuTile programs of Gated DeltaNet share: launches, and chunks of 64 tokens with what prepares each one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ C = 64
 """Tokens of a chunk."""
 
 
-class ChunkedLaunch:
+class Launch:
     """Adds the launches of one graph to a program. Arrays that are absent are None."""
 
     def __init__(
@@ -36,9 +36,43 @@ class ChunkedLaunch:
         self.given = {
             name: (Array(tensor.data_type, tensor.dim), builder.operand(tensor)) for name, tensor in tensors.items()
         }
-        self.slots = facts.total // C + facts.sequences
         self.ratios = tuple(facts.heads // heads for heads in (facts.heads_q, facts.heads_k, facts.heads_v))
         """How many heads share a head of q, of k and of v."""
+
+    def gate_options(self) -> tuple[bool, ...]:
+        facts = self.facts
+        given = (name in self.given for name in ("a_log", "dt_bias"))
+        beta = (facts.use_beta_sigmoid, facts.allow_neg_eigval)
+        return (*beta, facts.safe_gate, *given, facts.gate_domain == "linear")
+
+    def scratch(self, dtype: data_type, *shape: int) -> Given:
+        """Memory of the workspace."""
+        size = prod(shape) * dtype.itemsize_bits // 8
+        return Array(dtype, shape), ("workspace", self.builder.workspace(size))
+
+    def run(
+        self,
+        kernel: Any,
+        arrays: Sequence[Given | None],
+        constants: Sequence[bool | int | float],
+        grid: tuple[int, int, int],
+        **hints: int,
+    ) -> None:
+        """Appends a launch; an array that is absent is the constant False."""
+        parameters = [False if given is None else given[0] for given in arrays]
+        image = cutile.compile_kernel(kernel, [*parameters, *constants], self.target, **hints)
+        args = [argument for given in arrays if given is not None for argument in given[0].args(given[1])]
+        self.builder.cubin(image, grid, args)
+
+
+class ChunkedLaunch(Launch):
+    """What the chunked programs begin with: which tokens each chunk is, its gates, its inverse and its attention."""
+
+    def __init__(
+        self, builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target
+    ) -> None:
+        super().__init__(builder, graph, facts, knobs, target)
+        self.slots = facts.total // C + facts.sequences
         self.gate_heads = min(16, power(facts.heads))
         """Heads whose gates a block works on."""
 
@@ -73,12 +107,6 @@ class ChunkedLaunch:
         )
         return gates, rates
 
-    def gate_options(self) -> tuple[bool, ...]:
-        facts = self.facts
-        given = (name in self.given for name in ("a_log", "dt_bias"))
-        beta = (facts.use_beta_sigmoid, facts.allow_neg_eigval)
-        return (*beta, facts.safe_gate, *given, facts.gate_domain == "linear")
-
     def prepare(self, chunks: Given, gates: Given, rates: Given) -> list[Given | None]:
         """inverse, attention, q_norms and k_norms of `gdn_prepare`; the norms are None without use_qk_l2norm."""
         from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
@@ -97,25 +125,6 @@ class ChunkedLaunch:
             occupancy=3 if facts.key_dim <= 128 else 2,
         )
         return made
-
-    def scratch(self, dtype: data_type, *shape: int) -> Given:
-        """Memory of the workspace."""
-        size = prod(shape) * dtype.itemsize_bits // 8
-        return Array(dtype, shape), ("workspace", self.builder.workspace(size))
-
-    def run(
-        self,
-        kernel: Any,
-        arrays: Sequence[Given | None],
-        constants: Sequence[bool | int | float],
-        grid: tuple[int, int, int],
-        **hints: int,
-    ) -> None:
-        """Appends a launch; an array that is absent is the constant False."""
-        parameters = [False if given is None else given[0] for given in arrays]
-        image = cutile.compile_kernel(kernel, [*parameters, *constants], self.target, **hints)
-        args = [argument for given in arrays if given is not None for argument in given[0].args(given[1])]
-        self.builder.cubin(image, grid, args)
 
 
 def power(size: int) -> int:

@@ -8,11 +8,11 @@ from typing import Any
 from cudnn_jax.engines import cutile
 from cudnn_jax.engines.base import Artifact, BaseEngine, PlanConfig
 from cudnn_jax.engines.capabilities import Capabilities
-from cudnn_jax.engines.cutile import Array
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
-from cudnn_jax.engines.program import Argument, ProgramBuilder
+from cudnn_jax.engines.linear_attention.gdn_launch import Knobs, Launch, power
+from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
-from cudnn_jax.graph import GraphNotSupportedError, Tensor, data_type, pygraph
+from cudnn_jax.graph import GraphNotSupportedError, data_type, pygraph
 
 _SERVED = Capabilities(
     platforms=frozenset({"cuda"}),
@@ -23,7 +23,10 @@ _SERVED = Capabilities(
 _MOST_KEYS = 256
 _MOST_BLOCKS = 65535
 """Of a grid's second and third axis."""
-_OPERANDS = ("q", "k", "v", "g", "beta", "a_log", "dt_bias", "cu_seqlens", "state_indices", "initial_state")
+_ARRAYS = (
+    *("q", "k", "v", "g", "beta", "a_log", "dt_bias"),
+    *("cu_seqlens", "state_indices", "initial_state", "final_state", "O"),
+)
 _SETTINGS = ((4096, 6), (2048, 8))
 """(numbers of a state that a block holds, blocks of a multiprocessor), the faster first."""
 
@@ -34,7 +37,7 @@ class CutileGdnRecurrent(BaseEngine):
     name = "cutile_gdn_recurrent"
     kind = "cutile"
 
-    def configs(self, graph: pygraph, facts: LinearFacts, target: Target) -> Sequence[tuple[tuple[str, int], ...]]:
+    def configs(self, graph: pygraph, facts: LinearFacts, target: Target) -> Sequence[Knobs]:
         for reason in _declines(facts, target):
             raise GraphNotSupportedError(f"{self.name}: {reason}")
         cutile.gpu_code(target)
@@ -46,46 +49,29 @@ class CutileGdnRecurrent(BaseEngine):
         from cudnn_jax.engines.linear_attention import _gdn_recurrent_cutile as kernels
 
         builder = ProgramBuilder(graph, target)
-        rows, occupancy = (dict(config.knobs)[name] for name in ("rows", "occupancy"))
-        width = _power_of_two(facts.key_dim)
-        tensors = {name: graph.inputs[at] for name, at in facts.ports.items()}
-        tensors |= {name: graph.outputs[at] for name, at in facts.results.items()}
-        if facts.overwrite:  # one buffer
-            del tensors["initial_state"]
-        arrays = [tensors.get(name) for name in (*_OPERANDS, "final_state", "O")]
-        parameters = [Array(each.data_type, each.dim) if each else False for each in arrays]
-        constants = [
-            facts.sequences,
-            rows,
-            width,
-            *(facts.heads // heads for heads in (facts.heads_q, facts.heads_k, facts.heads_v)),
-            facts.scale,
-            facts.pool,
-            "initial_state" in facts.ports,
-            "final_state" in facts.results,
-            facts.overwrite,
-            facts.use_qk_l2norm,
-            facts.use_beta_sigmoid,
-            facts.allow_neg_eigval,
-            facts.safe_gate,
-            "a_log" in facts.ports,
-            "dt_bias" in facts.ports,
-            facts.gate_domain == "linear",
-            bool(facts.value_dim % rows or facts.key_dim != width),
-        ]
-        image = cutile.compile_kernel(kernels.gdn_recurrent, [*parameters, *constants], target, occupancy=occupancy)
-        grid = (-(-facts.value_dim // rows), facts.heads, facts.sequences + 1)
-        builder.cubin(image, grid, [argument for each in arrays if each for argument in _args(builder, each)])
+        launch = Launch(builder, graph, facts, config.knobs, target)
+        rows, width = launch.knobs["rows"], power(facts.key_dim)
+        given = dict(launch.given)
+        if facts.overwrite:  # one buffer, which the kernel takes once
+            del given["initial_state"]
+        launch.run(
+            kernels.gdn_recurrent,
+            [given.get(name) for name in _ARRAYS],
+            [
+                *(facts.sequences, rows, width, *launch.ratios, facts.scale),
+                *(facts.pool, "initial_state" in facts.ports, "final_state" in facts.results, facts.overwrite),
+                *(facts.use_qk_l2norm, *launch.gate_options()),
+                bool(facts.value_dim % rows or facts.key_dim != width),
+            ],
+            (-(-facts.value_dim // rows), facts.heads, facts.sequences + 1),
+            occupancy=launch.knobs["occupancy"],
+        )
         return builder.build()
 
 
-def settings(facts: LinearFacts) -> list[tuple[tuple[str, int], ...]]:
+def settings(facts: LinearFacts) -> list[Knobs]:
     """`rows` of V that a block holds, and the blocks that a multiprocessor runs at a time, `occupancy`."""
     return [(("rows", _rows(facts, held)), ("occupancy", blocks)) for held, blocks in _SETTINGS]
-
-
-def _args(builder: ProgramBuilder, tensor: Tensor) -> list[Argument]:
-    return Array(tensor.data_type, tensor.dim).args(builder.operand(tensor))
 
 
 def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
@@ -115,8 +101,4 @@ def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
 
 def _rows(facts: LinearFacts, held: int) -> int:
     """Rows of V of a block."""
-    return min(held // _power_of_two(facts.key_dim), _power_of_two(facts.value_dim))
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return min(held // power(facts.key_dim), power(facts.value_dim))

@@ -61,7 +61,7 @@ def test_every_setting_computes_the_recurrence(case, rng, monkeypatch) -> None:
         for at in range(len(graph.plans)):
             graph.select_plan(at)
             _, program = graph.build_plans()
-            got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
+            got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs], graph.in_place)
             case.check(graph, got, want)
 
 
