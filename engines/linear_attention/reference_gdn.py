@@ -39,8 +39,8 @@ Array = jax.Array
 Function = Callable[..., tuple[Any, ...]]
 _product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 _LONGEST_CHUNK = 32
-"""Took a CPU the least time among 16, 32 and 64, in the case of `python -m benchmarks gdn_reference`. Rounding grows with
-it where keys repeat and beta is near 2, so that the state is reflected and not forgotten."""
+"""Took a CPU the least time of 16, 32 and 64 in `python -m benchmarks gdn_reference`. Rounding grows with it where keys
+repeat and beta is near 2, so that the state is reflected and not forgotten."""
 _LANES = {"cpu": 1}
 """Lanes are of use where there are cores for them, and cost the scan up to as many times the work at worst."""
 _OTHER_LANES = 64
