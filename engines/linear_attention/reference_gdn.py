@@ -39,7 +39,8 @@ Array = jax.Array
 Function = Callable[..., tuple[Any, ...]]
 _product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 _LONGEST_CHUNK = 32
-"""On a CPU 32 and 64 take as long as each other, and rounding grows with it where keys repeat and beta is near 2."""
+"""Took a CPU the least time of 16, 32 and 64 in `python -m benchmarks gdn_reference`. Rounding grows with it where keys
+repeat and beta is near 2, so that the state is reflected and not forgotten."""
 _LANES = {"cpu": 1}
 """Lanes are of use where there are cores for them, and cost the scan up to as many times the work at worst."""
 _OTHER_LANES = 64
@@ -58,7 +59,7 @@ def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None)
     Args:
       facts: the graph.
       platform: where it will run. It decides how many sequences run beside each other alone.
-      chunk: tokens of a chunk; None chooses.
+      chunk: tokens of a chunk, a power of two; None chooses.
     """
 
     def run(*arrays: Array) -> tuple[Array, ...]:
@@ -123,7 +124,7 @@ class _Chunks:
       decay: D, (slots, HO, C, C), 0 above the diagonal.
       from_start, to_end: E and L, (slots, HO, C).
       whole: exp(G_last), (slots, HO).
-      a, p: A and P.
+      a, t, p: A, T and P.
       back: port -> what takes the gradient by slots, heads of HO and rows to the ports' gradients.
     """
 
@@ -138,6 +139,7 @@ class _Chunks:
     to_end: Array
     whole: Array
     a: Array
+    t: Array
     p: Array
     back: dict[str, Callable[[Array], dict[str, Array]]]
 
@@ -169,6 +171,7 @@ class _Chunks:
             to_end=to_end,
             whole=from_start[..., -1],
             a=a,
+            t=_inverse(beta[..., None] * a),
             p=p,
             back=back,
         )
@@ -178,7 +181,7 @@ def _forward_scan(part: _Chunks, initial: Array) -> tuple[Array, Array]:
     """The state in front of each slot (slots, HO, V, K), and U."""
     slots = part.slots
     rows = part.beta[..., None] * jnp.concatenate([part.from_start[..., None] * part.k, part.v], axis=-1)
-    w, u = jnp.split(_solved(part, rows), [part.k.shape[-1]], axis=-1)
+    w, u = jnp.split(_product("nhcd,nhdx->nhcx", part.t, rows), [part.k.shape[-1]], axis=-1)
     arrays = {
         "w": w,
         "u": u,
@@ -202,7 +205,7 @@ def _backward_scan(part: _Chunks, d_o: Array, d_final: Array) -> tuple[Array, Ar
     """The gradient Z of the state behind each slot, W, and the gradient of the initial states."""
     slots = part.slots
     rows = jnp.concatenate([part.to_end[..., None] * part.k, _product("nhdc,nhdv->nhcv", part.p, d_o)], axis=-1)
-    w_z, w_o = jnp.split(_solved(part, rows, transpose=True), [part.k.shape[-1]], axis=-1)
+    w_z, w_o = jnp.split(_product("nhdc,nhdx->nhcx", part.t, rows), [part.k.shape[-1]], axis=-1)
     read = _product("nhcv,nhck->nhvk", d_o, part.facts.scale * part.from_start[..., None] * part.q)
     arrays = {
         "w_z": w_z,
@@ -235,13 +238,22 @@ def _blank_states(part: _Chunks) -> Array:
     return jnp.zeros((part.slots.lanes.shape[0] - 1, facts.heads, facts.value_dim, facts.key_dim), jnp.float32)
 
 
-def _solved(part: _Chunks, rows: Array, transpose: bool = False) -> Array:
-    """T times `rows` (slots, HO, C, ...), or T^T, without the inverse itself."""
-    chunk = part.slots.chunk
-    system = part.beta[..., None] * part.a + jnp.eye(chunk, dtype=jnp.float32)
-    return lax.linalg.triangular_solve(
-        system, rows, left_side=True, lower=True, transpose_a=transpose, unit_diagonal=True
-    )
+def _inverse(lower: Array) -> Array:
+    """(I + lower)^-1 of strictly lower triangular (..., C, C), C a power of two: blocks of it merged in pairs.
+
+    A triangular solve would be a call of LAPACK on a CPU, whose own threads stall where there are no cores for them.
+    """
+    chunk = lower.shape[-1]
+    row, column = jnp.arange(chunk)[:, None], jnp.arange(chunk)
+    made = jnp.broadcast_to(jnp.eye(chunk, dtype=jnp.float32), lower.shape)
+    size = 1
+    while size < chunk:
+        # The block left of the diagonal in each pair of blocks on it.
+        left = (row // size == column // size + 1) & (row // size % 2 == 1)
+        block = jnp.where(left, lower, 0)
+        made -= block if size == 1 else _product("nhij,nhjk->nhik", made, _product("nhij,nhjk->nhik", block, made))
+        size *= 2
+    return made
 
 
 def _gradients(part: _Chunks, start: Array, u: Array, d_o: Array, end: Array, w: Array) -> dict[str, Array]:

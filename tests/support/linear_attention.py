@@ -246,7 +246,7 @@ def draw(
 
     q, k = normal(total, heads_q, sizes.key_dim), normal(total, heads_k, sizes.key_dim)
     if kind in ("correlated", "reflecting"):
-        k = normal(1, heads_k, sizes.key_dim) + 0.1 * k
+        k = normal(1, heads_k, sizes.key_dim) + 0.2 * k
     if not options.use_qk_l2norm:
         q, k = q / _norm(q), k / _norm(k)
     if kind == "zero_keys":
@@ -256,7 +256,7 @@ def draw(
     log[rng.random(log.shape) < {"reset": 0.05}.get(kind, 0)] = -1e4
     beta = rng.uniform(0, 1, (total, gates))
     if kind == "reflecting":
-        beta = 2 - 0.01 * beta
+        beta = 2 - 0.1 * beta
     if kind == "unwritten":
         beta[rng.random(beta.shape) < 0.5] *= 1e-12
         beta[rng.random(beta.shape) < 0.5] = 0
