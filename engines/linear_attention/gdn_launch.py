@@ -94,7 +94,7 @@ class ChunkedLaunch:
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
             [power(facts.key_dim), *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
             (facts.heads, self.slots, 1),
-            occupancy=3 if facts.key_dim <= 128 else 2,
+            occupancy=_prepare_blocks(facts, self.target),
         )
         return made
 
@@ -116,6 +116,13 @@ class ChunkedLaunch:
         image = cutile.compile_kernel(kernel, [*parameters, *constants], self.target, **hints)
         args = [argument for given in arrays if given is not None for argument in given[0].args(given[1])]
         self.builder.cubin(image, grid, args)
+
+
+def _prepare_blocks(facts: LinearFacts, target: Target) -> int:
+    """Blocks of `gdn_prepare` on a multiprocessor: the most for which no image spills registers."""
+    if target.sm != 90:
+        return 1
+    return 3 if facts.use_qk_l2norm and facts.key_dim <= 128 else 2
 
 
 def power(size: int) -> int:
