@@ -17,8 +17,8 @@ from cudnn_jax.graph import GraphNotSupportedError, data_type, pygraph
 
 _SERVED = Capabilities(
     platforms=frozenset({"cuda"}),
-    sm_lo=80,
-    sm_hi=129,
+    sm_lo=90,
+    sm_hi=119,
     dtypes=frozenset({data_type.HALF, data_type.BFLOAT16}),
 )
 _PROGRAMS: dict[str, Any] = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}

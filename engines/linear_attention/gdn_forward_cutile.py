@@ -16,12 +16,13 @@ from cudnn_jax.graph import data_type, pygraph
 def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time.
 
-    Narrow parts are more blocks, wide ones read q and k less often.
+    Narrow parts are more blocks, wide ones read q and k less often; of a long state a wide part spills registers.
     """
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
     few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= sm_count
     made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
-    return [(("values", values), ("blocks", blocks)) for values, blocks in made]
+    fitting = [(values, blocks) for values, blocks in made if values == narrow or facts.key_dim <= 128]
+    return [(("values", values), ("blocks", blocks)) for values, blocks in fitting]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:

@@ -122,9 +122,16 @@ class ChunkedLaunch(Launch):
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
             [power(facts.key_dim), *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
             (facts.heads, self.slots, 1),
-            occupancy=3 if facts.key_dim <= 128 else 2,
+            occupancy=_prepare_blocks(facts, self.target),
         )
         return made
+
+
+def _prepare_blocks(facts: LinearFacts, target: Target) -> int:
+    """Blocks of `gdn_prepare` on a multiprocessor: the most for which no image spills registers."""
+    if target.sm != 90:
+        return 1
+    return 3 if facts.use_qk_l2norm and facts.key_dim <= 128 else 2
 
 
 def power(size: int) -> int:

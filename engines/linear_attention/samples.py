@@ -19,16 +19,45 @@ def forward(
     **options: Any,
 ) -> pygraph:
     """Gated DeltaNet of packed sequences, all with the same number of heads; O and the final state."""
-    graph = pygraph(io_data_type=dtype)
-    total, n = sum(lengths), len(lengths)
-    q, k = (graph.tensor((total, heads, key_dim), name=name) for name in ("q", "k"))
-    v = graph.tensor((total, heads, value_dim), name="v")
-    g, beta = (graph.tensor((total, heads), data_type=data_type.FLOAT, name=name) for name in ("g", "beta"))
-    cu_seqlens = graph.tensor((n + 1,), data_type=data_type.INT32, name="cu_seqlens")
-    state = None
+    graph, operands = _operands(lengths, heads, key_dim, value_dim, dtype, initial)
+    return _asked(graph, graph.gdn(**operands, output_final_state=True, **options))
+
+
+def backward(
+    lengths: tuple[int, ...],
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: data_type = data_type.BFLOAT16,
+    *,
+    initial: bool = False,
+    **options: Any,
+) -> pygraph:
+    """The same sequences' gradients, with an initial state of it and of the final state."""
+    graph, operands = _operands(lengths, heads, key_dim, value_dim, dtype, initial)
+    d_out = graph.tensor((sum(lengths), heads, value_dim), name="dO")
+    d_final = None
     if initial:
-        state = graph.tensor((n, heads, value_dim, key_dim), data_type=data_type.FLOAT, name="initial_state")
-    made = graph.gdn(q, k, v, g, beta, cu_seqlens, state, output_final_state=True, **options)
+        d_final = graph.tensor(operands["initial_state"].dim, data_type=data_type.FLOAT, name="d_final_state")
+    return _asked(graph, graph.gdn_bwd(**operands, dO=d_out, d_final_state=d_final, **options))
+
+
+def _operands(
+    lengths: tuple[int, ...], heads: int, key_dim: int, value_dim: int, dtype: data_type, initial: bool
+) -> tuple[pygraph, dict[str, Any]]:
+    graph = pygraph(io_data_type=dtype)
+    total, n, single = sum(lengths), len(lengths), data_type.FLOAT
+    made = {name: graph.tensor((total, heads, key_dim), name=name) for name in ("q", "k")}
+    made["v"] = graph.tensor((total, heads, value_dim), name="v")
+    made |= {name: graph.tensor((total, heads), data_type=single, name=name) for name in ("g", "beta")}
+    made["cu_seqlens"] = graph.tensor((n + 1,), data_type=data_type.INT32, name="cu_seqlens")
+    if initial:
+        shape = (n, heads, value_dim, key_dim)
+        made["initial_state"] = graph.tensor(shape, data_type=single, name="initial_state")
+    return graph, made
+
+
+def _asked(graph: pygraph, made: Any) -> pygraph:
     for tensor in made:
         if tensor is not None:
             tensor.set_output(True)
@@ -43,4 +72,6 @@ def samples() -> list[tuple[str, pygraph]]:
         ("gdn bfloat16 2x8192 16 heads 128x128", forward((8192, 8192), 16, 128, 128, **normalised)),
         ("gdn float16 32x512 8 heads 64x64 with states", forward((512,) * 32, 8, 64, 64, half, initial=True)),
         ("gdn bfloat16 4x4096 8 heads 256x256", forward((4096,) * 4, 8, 256, 256, **normalised)),
+        ("gdn_bwd bfloat16 2x8192 16 heads 128x128", backward((8192, 8192), 16, 128, 128, **normalised)),
+        ("gdn_bwd float16 32x512 8 heads 64x64 with states", backward((512,) * 32, 8, 64, 64, half, initial=True)),
     ]

@@ -103,8 +103,8 @@ def test_a_decline_names_field_value_and_limit(graph, reason) -> None:
 
 
 def test_a_target_out_of_reach_is_declined() -> None:
-    target = dataclasses.replace(H200, sm=75)
-    assert refused(of(), target) == f"{ENGINE}: architecture sm_75, serves sm_80 to sm_129"
+    target = dataclasses.replace(H200, sm=80)
+    assert refused(of(), target) == f"{ENGINE}: architecture sm_80, serves sm_90 to sm_119"
 
 
 def test_an_h200_that_is_not_there_gets_a_program() -> None:
