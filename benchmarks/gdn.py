@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -438,6 +439,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seed", type=int, help="of the random inputs (default: a fresh one)")
     args = parser.parse_args(argv)
+    os.environ["CUDNN_JAX_CUTILE_GDN"] = "1"
     console = Console(width=None if sys.stdout.isatty() else 200)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
     report = Report("gdn", seed, harness.measure_ceilings(False))
