@@ -67,7 +67,7 @@ def _asked(graph: pygraph, made: Any) -> pygraph:
 def samples() -> list[tuple[str, pygraph]]:
     """(name, graph) pairs, fresh on every call."""
     half = data_type.HALF
-    normalised = {"use_qk_l2norm": True}
+    normalised: dict[str, Any] = {"use_qk_l2norm": True}
     return [
         ("gdn bfloat16 2x8192 16 heads 128x128", forward((8192, 8192), 16, 128, 128, **normalised)),
         ("gdn float16 32x512 8 heads 64x64 with states", forward((512,) * 32, 8, 64, 64, half, initial=True)),
