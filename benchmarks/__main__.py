@@ -8,7 +8,7 @@ import sys
 BENCHMARKS = {
     name: f"benchmarks.{name}"
     for name in (
-        *("sdpa", "norm", "pointwise", "autotune", "placement"),
+        *("sdpa", "norm", "pointwise", "gdn", "gdn_reference", "autotune", "placement"),
         *("eager", "runtime", "startup", "peers_call", "picture"),
     )
 }

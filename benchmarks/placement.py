@@ -36,6 +36,13 @@ ROOMS: dict[str, tuple[str, tuple[Cell, ...]]] = {
     "sdpa": ("sdpa", (FORWARD, Cell({"direction": "bwd"}, "forward+backward"))),
     "norm": ("norm", (FORWARD, BACKWARD)),
     "pointwise": ("pointwise", (Cell({}, "forward"),)),
+    "linear_attention": (
+        "gdn",
+        (
+            Cell({"direction": "fwd", "mean_length": [0, 2]}, "forward", "decode 256 x 1,"),
+            Cell({"direction": "fwd", "mean_length": [2, 16]}, "forward", "decode 256 x 8,"),
+        ),
+    ),
 }
 """Room -> its benchmark, and its cells."""
 

@@ -20,7 +20,17 @@ import cudnn_jax
 from benchmarks.harness import Ceilings, Timing
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("cudnn-jax", "jax", "jaxlib", "jax-cuda13-plugin", "nvidia-cudnn-cu13", "flash-attn3-jax")
+PACKAGES = (
+    "cudnn-jax",
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "nvidia-cudnn-cu13",
+    "flash-attn3-jax",
+    "fla-core",
+    "torch",
+    "triton",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +67,10 @@ class Report:
     rows: list[Row] = dataclasses.field(default_factory=list)
     left_out: list[dict[str, str]] = dataclasses.field(default_factory=list)
     wrong: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    memory: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """Case -> plan or peer -> the most bytes that it holds beyond what it is given."""
+    peer_errors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    """Case and direction -> the relative errors of a peer's results, where these are of interest."""
 
     def add(self, timing: Timing, peers: dict[str, Timing], **common: Any) -> None:
         """One row beside each peer, or one without where no peer ran."""
@@ -74,7 +88,11 @@ class Report:
             "rows": [dataclasses.asdict(row) for row in self.rows],
             "left_out": self.left_out,
             "wrong": self.wrong,
+            **{name: found for name, found in self._more().items() if found},
         }
+
+    def _more(self) -> dict[str, Any]:
+        return {"memory": self.memory, "peer_errors": self.peer_errors}
 
     def write(self, folder: Path | None) -> Path:
         """Writes `<op>-<date>.json` under `folder`, by default the results folder of this device."""

@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "sdpa": "cudnn_jax.ops.sdpa",
+    "gdn": "cudnn_jax.ops.gdn",
+    "gated_delta_net": "cudnn_jax.ops.gdn",
+    "gdn_step": "cudnn_jax.ops.gdn",
     "call": "cudnn_jax.ops.call",
     "pygraph": "cudnn_jax.engines.planning",
     "explain": "cudnn_jax._explain",
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
     from cudnn_jax.graph import data_type as data_type
     from cudnn_jax.ops.call import call as call
+    from cudnn_jax.ops.gdn import gated_delta_net as gated_delta_net
+    from cudnn_jax.ops.gdn import gdn as gdn
+    from cudnn_jax.ops.gdn import gdn_step as gdn_step
     from cudnn_jax.ops.sdpa import sdpa as sdpa
 
 

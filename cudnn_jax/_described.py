@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-OPERATIONS: dict[str, tuple[str, ...]] = {"sdpa": ("query", "key", "value")}
+OPERATIONS: dict[str, tuple[str, ...]] = {"sdpa": ("query", "key", "value"), "gdn": ("q", "k", "v", "g", "beta")}
 """Operation -> the arrays whose shapes are given; one that is not given has the shape of the first."""
 
 
@@ -38,7 +38,7 @@ def option(text: str) -> tuple[str, Any]:
 
 ARGUMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("operation", {"choices": sorted(OPERATIONS), "help": "the operation that is called"}),
-    ("shapes", {"type": shape, "nargs": "+", "metavar": "SHAPE", "help": "dims of query, key, value: 4x4096x16x128"}),
+    ("shapes", {"type": shape, "nargs": "+", "metavar": "SHAPE", "help": "dims of the arrays in order: 4x4096x16x128"}),
     ("--dtype", {"default": "bfloat16", "help": "element type of the arrays (default bfloat16)"}),
     ("--set", {"dest": "options", "type": option, "action": "append", "default": [], "metavar": "NAME=VALUE"}),
     ("--gradient", {"action": "store_true", "help": "the gradient by all arrays, rather than the call alone"}),

@@ -161,11 +161,17 @@ def _constraint(key: tuple[Any, ...]) -> Any:
 
 def _name_sources_by_module(function: FunctionType) -> None:
     """Line tables in an image hold file names. Sources are still found, by the module's loader."""
-    module = sys.modules[function.__module__]
-    name = module.__name__.replace(".", "/") + ".py"
-    for each in vars(module).values():
-        if inspect.isfunction(each) and each.__module__ == module.__name__ and each.__code__.co_filename != name:
-            each.__code__ = each.__code__.replace(co_filename=name)
+    package = function.__module__.partition(".")[0]
+    modules, named = [function.__module__], set()
+    while modules:
+        module = modules.pop()
+        named.add(module)
+        name = module.replace(".", "/") + ".py"
+        for each in filter(inspect.isfunction, vars(sys.modules[module]).values()):
+            if each.__module__ == module and each.__code__.co_filename != name:
+                each.__code__ = each.__code__.replace(co_filename=name)
+            elif each.__module__.partition(".")[0] == package and each.__module__ not in named:
+                modules.append(each.__module__)
 
 
 def _divisor(number: int, most: int) -> int:

@@ -71,7 +71,11 @@ def prepare(graph: pygraph, target: Target, artifact: Artifact) -> Execution:
 
 def operands_of(graph: pygraph) -> _ffi.GraphOperands:
     """The graph's inputs and outputs as the C++ side knows them, in the order of a program's operands."""
-    return _ffi.GraphOperands([_row(tensor) for tensor in (*graph.inputs, *graph.outputs)])
+    inputs = graph.inputs
+    operands = _ffi.GraphOperands([_row(tensor) for tensor in (*inputs, *graph.outputs)])
+    for made, over in graph.in_place.items():
+        operands.write_over(len(inputs) + made, over)
+    return operands
 
 
 def _of_program(operands: _ffi.GraphOperands, target: Target, program: Program) -> Execution:

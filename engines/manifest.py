@@ -85,6 +85,27 @@ def _norm(name: str, anchor: str) -> EngineFamily:
     )
 
 
+_UNPROVEN = "CUDNN_JAX_CUTILE_GDN"
+"""Of kernels whose benchmark beside a peer is not among the results yet."""
+
+
+def _linear_attention(name: str) -> EngineFamily:
+    """The forward and the backward of an operation share a block of ids."""
+    room = "cudnn_jax.engines.linear_attention"
+    return EngineFamily(
+        name=name,
+        anchors=frozenset({name.upper(), f"{name.upper()}_BWD"}),
+        analyzer=(f"{room}.facts", "analyze"),
+        heuristics=(f"{room}.heuristics", "recommend"),
+        slots=(
+            EngineSlot(0, "cutile_gdn", (f"{room}.gdn_cutile", "CutileGdn"), _UNPROVEN),
+            EngineSlot(1, "cutile_gdn_recurrent", (f"{room}.gdn_recurrent_cutile", "CutileGdnRecurrent"), _UNPROVEN),
+            EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "LinearReference")),
+        ),
+        backend_limits=(f"{room}.backend_limits", "mismatch"),
+    )
+
+
 _POINTWISE_ROOM = "cudnn_jax.engines.pointwise"
 
 POINTWISE = EngineFamily(
@@ -106,6 +127,7 @@ FAMILIES: dict[str, EngineFamily] = {
         _attention("sdpa_bwd", "SDPA_BACKWARD"),
         _norm("norm_fwd", "RMS_NORM"),
         _norm("norm_bwd", "RMS_NORM_BACKWARD"),
+        _linear_attention("gdn"),
         POINTWISE,
     )
 }

@@ -278,6 +278,11 @@ class GraphOperands:
 
     def __init__(self, rows: list) -> None: ...
 
+    def write_over(self, output: int, input: int) -> None:
+        """
+        Says, by rows, that an output is an input's buffer, written over: both then take one buffer.
+        """
+
     def pack(self, buffers: object | None, device: int | None = None, stream: object | None = 0) -> VariantPack:
         """
         Reads a dictionary from tensors or uids to buffers, for a CUDA ordinal or (None) the CPU. ValueError or TypeError names the tensor, what came and the rule.

@@ -123,6 +123,14 @@ void GraphOperands::add(const void* tensor, GraphOperand operand) {
   tensors_.push_back(tensor);
 }
 
+void GraphOperands::write_over(size_t output, size_t input) {
+  if (output >= operands_.size() || input >= operands_.size() || !operands_[output].output ||
+      operands_[input].output) {
+    refuse("write_over: the rule is an output and an input");
+  }
+  operands_[output].over = static_cast<int64_t>(input);
+}
+
 nb::object GraphOperands::as_dict(nb::handle buffers) {
   if (PyDict_Check(buffers.ptr())) return nb::borrow(buffers);
   PyObject* made =
@@ -174,6 +182,10 @@ void GraphOperands::check_overlaps(void* const* pointers) const {
   for (size_t i = 0; i < operands_.size(); ++i) {
     if (!operands_[i].output) continue;
     for (size_t j = 0; j < operands_.size(); ++j) {
+      if (operands_[i].over == static_cast<int64_t>(j)) {
+        if (pointers[i] == pointers[j]) continue;
+        refuse(operands_[i].label + ": it is " + operands_[j].label + ", written over; the rule is one buffer for both");
+      }
       const bool once = !operands_[j].output || j < i;
       if (i != j && once && overlap(operands_[i], pointers[i], operands_[j], pointers[j])) {
         refuse(operands_[i].label + ": an output, and its buffer overlaps that of " + operands_[j].label);

@@ -21,6 +21,7 @@ struct GraphOperand {
   std::vector<int64_t> strides;  // in elements
   bool output = false;
   int64_t extent = 0;  // bytes from the first to behind the last element
+  int64_t over = -1;   // of an output: the slot of the input whose buffer it is, written over
 
   // Throws Error naming what the graph has and what came.
   void check(const BufferView& view, const Place& place) const;
@@ -35,6 +36,8 @@ class GraphOperands {
  public:
   // Tensors are told by identity, and no reference is kept: the graph, which owns the tensors, owns this too.
   void add(const void* tensor, GraphOperand operand);
+
+  void write_over(size_t output, size_t input);
 
   const std::vector<GraphOperand>& all() const { return operands_; }
 

@@ -120,6 +120,8 @@ void bind_packs(nb::module_& m) {
       "The inputs and outputs of a graph, from rows (tensor, label, uid, dtype, dim, stride, "
       "is_output). Knows tensors by identity and keeps none alive.")
       .def(nb::new_(&make_operands), "rows"_a)
+      .def("write_over", &GraphOperands::write_over, "output"_a, "input"_a,
+           "Says, by rows, that an output is an input's buffer, written over: both then take one buffer.")
       .def(
           "pack",
           [](const GraphOperands& self, nb::handle buffers, std::optional<int> device, nb::handle stream) {

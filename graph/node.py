@@ -75,6 +75,12 @@ class Node:
         return MappingProxyType(self._outputs)
 
     @property
+    def written_over(self) -> Mapping[str, str]:
+        """Output port -> the input port whose buffer it is, written over."""
+        ports = {output.name: output.over for output in self._operation.outputs if output.over}
+        return {name: port for name, (flag, port) in ports.items() if name in self._outputs and self._params[flag]}
+
+    @property
     def params(self) -> Mapping[str, Any]:
         """Every attribute of the operation, defaults filled in; a pointwise node's mode is among them."""
         return MappingProxyType(self._params)

@@ -37,7 +37,7 @@ class Input(NamedTuple):
 
     Attributes:
       shape: dims as symbols, "B N T D"; with a leading "~" the tensor broadcasts to them. None: the operation's own.
-      types: data types allowed; any if empty.
+      types: data types allowed, or input ports that have one; any if empty.
       number: a plain number may come instead, and is then the attribute of this name.
       replaced: (another port, shape): the shape when that port is wired.
       keyword: False for ports that only an expanded keyword fills.
@@ -47,7 +47,7 @@ class Input(NamedTuple):
     doc: str = ""
     shape: str | None = None
     optional: bool = False
-    types: tuple[data_type, ...] = ()
+    types: tuple[data_type | str, ...] = ()
     number: bool = False
     replaced: tuple[str, str] | None = None
     keyword: bool = True
@@ -60,7 +60,9 @@ class Output(NamedTuple):
       layout: infers (dim, stride); None for an output that the caller makes and passes by keyword.
       when: whether the output exists, from parameters and input ports; it does if None.
       type: the data type that the operation fixes.
+      like: the input port whose data type it has where that is wired; `type` holds elsewhere.
       shape: the dims of an output that the caller makes, as symbols.
+      over: (flag, input port): where that attribute is set, the output is that input's buffer, written over.
     """
 
     name: str
@@ -69,6 +71,8 @@ class Output(NamedTuple):
     when: Callable[[Mapping[str, Any], Mapping[str, Tensor]], bool] | None = None
     type: data_type = data_type.NOT_SET
     shape: str | None = None
+    like: str = ""
+    over: tuple[str, str] | None = None
 
     @property
     def from_caller(self) -> bool:

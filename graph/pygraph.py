@@ -173,7 +173,6 @@ class pygraph(Methods):
                 made.append(tensor)
             if tensor is not None:
                 outputs[output.name] = tensor
-                tensor._fixed_type = output.type
         node = Node(self, operation, call.name, call.inputs, outputs, call.params, call.compute_data_type)
         infer_node(node)
         for tensor in outputs.values():
@@ -229,6 +228,16 @@ class pygraph(Methods):
     def outputs(self) -> list[Tensor]:
         """The tensors that the caller gets, in canonical order."""
         return [tensor for tensor in canonical.ordered_tensors(self) if canonical.is_output(tensor)]
+
+    @property
+    def in_place(self) -> dict[int, int]:
+        """Position in `outputs` -> position in `inputs` of the tensor whose buffer it is, written over."""
+        inputs, outputs = ({id(tensor): at for at, tensor in enumerate(each)} for each in (self.inputs, self.outputs))
+        return {
+            outputs[id(node.outputs[made])]: inputs[id(node.inputs[port])]
+            for node in self._nodes
+            for made, port in node.written_over.items()
+        }
 
     def tensor_of_uid(self, uid: int) -> Tensor:
         """The tensor that has this uid now; KeyError if none has."""

@@ -29,7 +29,8 @@ def match(node: Node, port: str, tensor: Tensor, shape: str, symbols: Symbols) -
         expected = _size(name, symbols)
         if expected is None:
             if not spread:
-                symbols[name] = size
+                symbol, _, more = name.partition("+")
+                symbols[symbol] = size - int(more or 0)
         elif size != expected and not (spread and size == 1):
             bare = dict.fromkeys(name.partition("+")[0] for name in names)
             known = ", ".join(f"{symbol} = {symbols[symbol]}" for symbol in bare if symbol in symbols)

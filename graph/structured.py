@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
 from cudnn_jax.graph.layout import broadcast, row_major
+from cudnn_jax.graph.linear_attention import LINEAR_ATTENTION
 from cudnn_jax.graph.norms import NORMS
 from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
 from cudnn_jax.graph.shapes import refuse
@@ -33,4 +34,4 @@ MATMUL = Operation(
     attributes=(Attribute("padding", kinds.number, "What elements beyond an override length count as.", 0.0),),
 )
 
-STRUCTURED = {operation.name: operation for operation in (MATMUL, *NORMS)}
+STRUCTURED = {operation.name: operation for operation in (MATMUL, *NORMS, *LINEAR_ATTENTION)}

@@ -126,6 +126,7 @@ class Tensor:
     def data_type(self, value: Any) -> None:
         self._open("data_type")
         self._data_type = types.data_type.of(value)
+        self._graph._infer()
 
     @property
     def is_virtual(self) -> bool:

@@ -33,6 +33,7 @@ def infer_node(node: Node) -> None:
         if output.name not in node.outputs:
             continue
         tensor = node.outputs[output.name]
+        tensor._fixed_type = node.inputs[output.like].data_type if output.like in node.inputs else output.type
         if output.layout is not None:
             tensor._inferred_dim, tensor._inferred_stride = output.layout(node, symbols)
         elif output.shape is not None:
@@ -61,16 +62,13 @@ def _check_ports(node: Node) -> None:
             continue
         if tensor.producer is None and tensor.is_virtual:
             refuse(node, port.name, f"is the virtual {tensor.label}", "a virtual tensor is made by a node")
-        if port.types and tensor.data_type not in port.types:
-            allowed = " or ".join(kind.value for kind in port.types)
+        types = [node.inputs[kind].data_type if isinstance(kind, str) else kind for kind in port.types]
+        if types and tensor.data_type not in types:
+            allowed = " or ".join(dict.fromkeys(kind.value for kind in types))
             refuse(node, port.name, f"has data type {tensor.data_type.value}", allowed)
-    for output in node.operation.outputs:
-        name = output.name
-        if name not in node.outputs:
-            continue
-        tensor = node.outputs[name]
-        if output.type not in (data_type.NOT_SET, tensor.data_type):
-            refuse(node, name, f"was set to data type {tensor.data_type.value}", output.type.value)
+    for name, tensor in node.outputs.items():
+        if tensor._fixed_type not in (data_type.NOT_SET, tensor.data_type):
+            refuse(node, name, f"was set to data type {tensor.data_type.value}", tensor._fixed_type.value)
         if tensor._inferred_dim and tensor.dim != tensor._inferred_dim:
             refuse(node, name, f"was set to dim {tensor.dim}", f"the operation makes {tensor._inferred_dim}")
 

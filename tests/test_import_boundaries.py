@@ -52,7 +52,20 @@ assert graph.plans
 """
 
 
-@pytest.mark.parametrize("code", [DECIDE, DECIDE_NORM])
+DECIDE_GDN = """
+from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.target import CPU
+graph = pygraph(io_data_type="float32")
+q, k, v = (graph.tensor((16, 2, 8)) for _ in range(3))
+g, beta = graph.tensor((16, 2)), graph.tensor((16, 2))
+out, _, _ = graph.gdn(q, k, v, g, beta, graph.tensor((2,), data_type="int32"))
+out.set_output(True)
+graph.create_execution_plans(target=CPU)
+assert graph.plans
+"""
+
+
+@pytest.mark.parametrize("code", [DECIDE, DECIDE_NORM, DECIDE_GDN])
 def test_deciding_which_engines_serve_loads_no_dsl_and_no_jax(code: str) -> None:
     assert not loaded_by(code) & (set(HEAVY) - {"numpy"})
 

@@ -7,6 +7,7 @@ in the operation's file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -23,7 +24,9 @@ from cudnn_jax import _runtime, _target
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import Artifact, Inline, Program
 from cudnn_jax.engines.program import storage_order, storage_shape
+from cudnn_jax.engines.target import CPU
 from cudnn_jax.graph import Tensor
+from cudnn_jax.ops import _derivative
 
 Avals = Mapping[str, Any]
 
@@ -33,19 +36,26 @@ class BuiltGraph:
     """A graph and where the operation's operands and results sit in it.
 
     The operation's arrays have the shape of a tensor's memory, up to axes of length 1 and splits of an axis; with
-    `logical` they have its dims, and lowering transposes where memory differs.
+    `logical` they have its dims, and lowering transposes where memory differs. A result may be the first elements of
+    its tensor.
+
+    Attributes:
+      constants: tensors that no operand fills, with what does.
     """
 
     graph: planning.pygraph
     operands: Mapping[str, Tensor]
     results: Mapping[str, Tensor]
     logical: bool = False
+    constants: Sequence[tuple[Tensor, np.ndarray]] = ()
 
     def to_memory(self, array: jax.Array, tensor: Tensor) -> jax.Array:
         return _from_logical(array, tensor) if self.logical else array.reshape(storage_shape(tensor))
 
     def from_memory(self, array: jax.Array, tensor: Tensor, shape: tuple[int, ...]) -> jax.Array:
-        return _to_logical(array, tensor) if self.logical else array.reshape(shape)
+        if self.logical:
+            return _to_logical(array, tensor)
+        return array.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,10 @@ class Operation:
       sample: (config, operand avals, arrays) -> arrays that stand for a caller's, to be timed with. It is given random
         floats and booleans, and in their place the caller's own where these are known, which it cannot replace. It
         returns the integers that are not known, and what must not be random. None where random numbers serve.
+      unfolded: (config, operands) -> a function of the operands to map in the operation's place, to the list of its
+        results, or None where folding is right. Raises NotImplementedError where neither is possible.
+      reverse: what transposes the operation's derivative, for `_derivative`.
+      is_reverse: whether the operation is what another one's `reverse` calls.
     """
 
     name: str
@@ -75,6 +89,9 @@ class Operation:
     broadcast: frozenset[str] = frozenset()
     summed: Mapping[str, str] | None = None
     sample: Callable[[Any, Avals, Mapping[str, jax.Array]], Mapping[str, jax.Array]] | None = None
+    unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
+    reverse: _derivative.Reverse | None = None
+    is_reverse: bool = False
 
     def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
         """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
@@ -98,6 +115,16 @@ def register(operation: Operation) -> Operation:
     mlir.register_lowering(primitive, partial(_lower, operation), platform="cuda")
     batching.primitive_batchers[primitive] = partial(_batch, operation)
     ad.primitive_jvps[primitive] = partial(_refuse_jvp, operation)
+    if operation.reverse is not None:
+        _derivative.define_forward(
+            operation.name,
+            primitive,
+            partial(_abstract_eval, operation),
+            partial(_reference, operation),
+            operation.reverse,
+        )
+    elif operation.is_reverse:
+        _derivative.define_backward(operation.name, primitive, partial(_reference, operation))
     OPERATIONS[operation.name] = operation
     PRIMITIVES[operation.name] = primitive
     return operation
@@ -203,6 +230,15 @@ def _inline(
     return run
 
 
+def _reference(operation: Operation, *arrays: jax.Array, names: Sequence[str], config: Any) -> list[jax.Array]:
+    """The operation in plain JAX, whatever the platform: what is traced has derivatives of its own."""
+    avals = {name: jax.typeof(array) for name, array in zip(names, arrays, strict=True)}
+    built = operation.build(config, avals)
+    artifact = planning.plan(built.graph, CPU, _derivative.REFERENCE).artifact
+    assert isinstance(artifact, Inline)
+    return _inline(artifact, built, names, operation.results(config, avals))(*arrays)
+
+
 def _emit(ctx: Any, fn: Callable[..., list[jax.Array]], args: Sequence[Any]) -> Sequence[Any]:
     made: Sequence[Any] = mlir.lower_fun(fn, multiple_results=True)(ctx, *args)
     return made
@@ -238,14 +274,16 @@ def _emit_call(
         ]
 
     at = {id(built.operands[name]): position for position, name in enumerate(names)}
-    order = [at[id(tensor)] for tensor in built.graph.inputs]
-    if artifact.prepare is None and not built.logical and [ctx.avals_in[i].shape for i in order] == _shapes(taken):
+    order = [at[id(tensor)] for tensor in built.graph.inputs if id(tensor) in at]
+    plain = artifact.prepare is None and not built.logical and not built.constants
+    if plain and [ctx.avals_in[i].shape for i in order] == _shapes(taken):
         operands = [args[i] for i in order]
     else:
         operands = list(_emit(ctx.replace(avals_out=taken), before, args))
 
     call = ctx.replace(avals_in=taken, avals_out=[*made, *scratch])
-    rule = jax.ffi.ffi_lowering(_runtime.TARGET)
+    in_place = {over: out for out, over in built.graph.in_place.items()}
+    rule = jax.ffi.ffi_lowering(_runtime.TARGET, operand_output_aliases=in_place or None)
     results = list(rule(call, *operands, program=np.frombuffer(artifact.data, np.uint8)))[: len(made)]
 
     at = {id(tensor): position for position, tensor in enumerate(built.graph.outputs)}
@@ -266,6 +304,7 @@ def _shapes(avals: Sequence[Any]) -> list[tuple[int, ...]]:
 def _in_graph_order(built: BuiltGraph, names: Sequence[str], arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The operands in the graph's order, in the shapes of their memory."""
     by_tensor = {id(built.operands[name]): array for name, array in zip(names, arrays, strict=True)}
+    by_tensor |= {id(tensor): jnp.asarray(value) for tensor, value in built.constants}
     return [built.to_memory(by_tensor[id(tensor)], tensor) for tensor in built.graph.inputs]
 
 
@@ -303,6 +342,10 @@ def _batch(
         raise NotImplementedError(
             f"cudnn_jax.{operation.name} has no vmap rule: give it the whole batch, or use jax.lax.map"
         )
+    operands = dict(zip(names, args, strict=True))
+    if operation.unfolded is not None and (fn := operation.unfolded(config, operands)) is not None:
+        made = jax.vmap(fn, in_axes=(dict(zip(names, axes, strict=True)),))(operands)
+        return made, [0] * len(made)
     size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
     lead = names.index(operation.lead)
     batch = args[lead].shape[0] if axes[lead] is None else np.delete(args[lead].shape, axes[lead])[0]

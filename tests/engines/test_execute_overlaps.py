@@ -108,3 +108,29 @@ def test_the_reference_engine_on_halves_of_one_array(rng: np.random.Generator) -
     np.testing.assert_allclose(buffers[o], expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="an output, and its buffer overlaps that of tensor 'v'"):
         graph.execute(buffers | {o: buffers[v]})
+
+
+def pack_in_place(offset: int) -> None:
+    rows = [
+        (key, name, at, "float64", [4], [1], key is OUT)
+        for at, (key, name) in enumerate({IN: "in", OUT: "out"}.items())
+    ]
+    operands = _ffi.GraphOperands(rows)
+    operands.write_over(1, 0)
+    operands.pack(
+        {IN: cudnn_jax.DeviceView(BASE, (4,), "float64"), OUT: cudnn_jax.DeviceView(BASE + offset, (4,), "float64")}
+    )
+
+
+def test_an_output_written_over_an_input_takes_its_buffer() -> None:
+    pack_in_place(0)
+    for offset in (16, 1024):
+        with pytest.raises(ValueError, match="out: it is in, written over; the rule is one buffer for both"):
+            pack_in_place(offset)
+
+
+@pytest.mark.parametrize(("output", "over"), [(0, 1), (1, 1), (0, 0), (2, 0), (1, 7)])
+def test_only_an_output_is_written_over_an_input(output: int, over: int) -> None:
+    rows = [(key, str(at), at, "float64", [4], [1], key is OUT) for at, key in enumerate((IN, OUT))]
+    with pytest.raises(ValueError, match="write_over: the rule is an output and an input"):
+        _ffi.GraphOperands(rows).write_over(output, over)

@@ -24,7 +24,9 @@ def example():
 
 @pytest.fixture
 def small(example, monkeypatch):
-    config = dataclasses.replace(example.Config.for_backend(), batch=8, context=32, features=32, layers=1, heads=2)
+    config = dataclasses.replace(
+        example.Config.for_backend(), batch=8, context=32, features=32, layers=2, attention_every=2, heads=2
+    )
     monkeypatch.setattr(example.Config, "for_backend", classmethod(lambda cls: config))
     return config
 
@@ -38,7 +40,7 @@ def test_it_learns_and_says_which_engine_ran(example, small, tmp_path, capsys):
     text = capsys.readouterr().out
     loss, baseline = nats(text, "validation loss"), nats(text, "byte frequencies alone")
     assert 1.0 < loss < baseline < np.log(256)
-    assert "sdpa_fwd by xla, sdpa_bwd by xla" in text
+    assert "gdn_fwd by xla, sdpa_fwd by xla, sdpa_bwd by xla, gdn_bwd by xla" in text
     assert len(re.findall(r"^step \d+/80 .* tokens/s$", text, re.MULTILINE)) == 10
     assert "\ndef " in text
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")

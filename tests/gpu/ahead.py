@@ -7,19 +7,20 @@ they do anything else, and `FOLDER/benchmarks` the benchmarks.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import norm, pointwise
+from benchmarks import gdn, norm, pointwise
 from cudnn_jax.engines import cache, planning
 from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.planning import pygraph, stored_of
 from cudnn_jax.engines.store import Store
 from cudnn_jax.engines.target import Target, named
-from gpu import norm_programs, pointwise_programs
+from gpu import gdn_backward_programs, gdn_programs, norm_programs, pointwise_programs
 from gpu.poison import poisoned_outputs
 
 
@@ -39,12 +40,14 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1:
         print(__doc__, file=sys.stderr)
         return 2
+    os.environ["CUDNN_JAX_CUTILE_GDN"] = "1"
     folder, target = Path(argv[0]), named("h200")
-    benchmarks = itertools.chain(norm.programs(), pointwise.programs(target))
+    benchmarks = itertools.chain(norm.programs(), pointwise.programs(target), gdn.programs(target))
     print(fill(folder / "benchmarks", target, benchmarks), "programs of benchmarks")
     with poisoned_outputs(pytest.MonkeyPatch()):
         planning.clear_memo()  # those were not poisoned
-        tests = itertools.chain(norm_programs.programs(), pointwise_programs.programs(target))
+        ours = (norm_programs, gdn_programs, gdn_backward_programs)
+        tests = itertools.chain(*(each.programs() for each in ours), pointwise_programs.programs(target))
         print(fill(folder / "tests", target, tests), "programs of tests")
     return 0
 

@@ -8,10 +8,10 @@ checked as they ship.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FunctionType, SimpleNamespace
+from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,21 +51,39 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bytes, _Compile
         yield known
 
 
-def run(program: Program, known: dict[bytes, _Compiled], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a program of cubin steps. Outputs and workspace hold NaN before."""
+def run(
+    program: Program,
+    known: dict[bytes, _Compiled],
+    inputs: Sequence[np.ndarray],
+    in_place: Mapping[int, int] = MappingProxyType({}),
+) -> list[np.ndarray]:
+    """The outputs of a program of cubin steps. Outputs and workspace hold NaN before.
+
+    `in_place` is the graph's: such an output starts as that input's values.
+    """
     payload = msgpack.unpackb(msgpack.unpackb(program.data)["payload"])
     for given, expected in zip(inputs, payload["inputs"], strict=True):
         assert (list(given.shape), str(given.dtype)) == (expected["shape"], expected["dtype"])
     outputs = [_poisoned(each["shape"], jnp.dtype(each["dtype"])) for each in payload["outputs"]]
+    for made, over in in_place.items():
+        outputs[made][...] = inputs[over]
     workspace = _poisoned([payload["workspace"]], np.dtype(np.uint8))
     memory = [array.reshape(-1).view(np.uint8) for array in (*inputs, *outputs)]
     before = [array.copy() for array in inputs]
     for step in payload["steps"]:
-        assert step["kind"] == "cubin"
-        _launch(known[step["image"]], step["grid"], iter(step["args"]), memory, workspace)
+        if step["kind"] == "fill":
+            _fill(step, memory)
+        else:
+            _launch(known[step["image"]], step["grid"], iter(step["args"]), memory, workspace)
     for array, old in zip(inputs, before, strict=True):
         np.testing.assert_array_equal(array.view(np.uint8), old.view(np.uint8), "an input was written")
     return outputs
+
+
+def _fill(step: dict[str, Any], memory: list[np.ndarray]) -> None:
+    kind, where = step["dest"]
+    assert (kind, step["width"]) == ("operand", 1)
+    memory[where][: step["bytes"]] = step["value"]
 
 
 def _poisoned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -79,14 +97,24 @@ def _launch(
         _array(each, args, memory, workspace) if isinstance(each, Array) else each for each in compiled.parameters
     ]
     assert not list(args), "the step has more arguments than the kernel has parameters"
-    module = sys.modules[compiled.function.__module__]
-    real = module.ct
+    modules = _modules(compiled.function)
+    real = modules[0].ct
     try:
         for block in np.ndindex(*grid):
-            module.ct = _stand_in(block, grid)
-            compiled.function(*values)
+            for module in modules:
+                module.ct = _stand_in(block, grid)
+            with np.errstate(over="ignore"):
+                compiled.function(*values)
     finally:
-        module.ct = real
+        for module in modules:
+            module.ct = real
+
+
+def _modules(function: FunctionType) -> list[Any]:
+    """The module of a kernel and those whose functions it takes from there."""
+    own = sys.modules[function.__module__]
+    shared = {each.__module__ for each in vars(own).values() if isinstance(each, FunctionType)}
+    return [own, *(sys.modules[name] for name in sorted(shared - {own.__name__}))]
 
 
 def _array(expected: Array, args: Iterator[Any], memory: list[np.ndarray], workspace: np.ndarray) -> np.ndarray:
@@ -102,29 +130,97 @@ def _array(expected: Array, args: Iterator[Any], memory: list[np.ndarray], works
     dtype = jnp.dtype(expected.dtype.value)
     flat = (memory[where] if kind == "operand" else workspace[where:]).view(np.uint8)
     nbytes = int(np.prod(shape)) * dtype.itemsize
-    made = flat[:nbytes].view(dtype).reshape(shape)
+    made = flat[:nbytes].view(dtype).reshape(shape).view(_Memory)
     assert list(made.strides) == [step * dtype.itemsize for step in strides]
     assert kind == "workspace" or nbytes == flat.size
     return made
 
 
 def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
+    same = {name: getattr(np, name) for name in ("abs", "exp", "log", "minimum", "maximum", "where")}
     return SimpleNamespace(
+        **same,
+        exp2=lambda tile, flush_to_zero=False: np.exp2(tile),
         PaddingMode=SimpleNamespace(ZERO="zero", UNDETERMINED="undetermined"),
+        float16=np.dtype(np.float16),
         float32=np.dtype(np.float32),
-        bid=lambda axis: block[axis],
+        int32=np.dtype(np.int32),
+        int64=np.dtype(np.int64),
+        bid=lambda axis: np.int32(block[axis]),
         num_blocks=lambda axis: grid[axis],
         cdiv=lambda x, y: -(-x // y),
-        minimum=min,
         static_iter=iter,
+        arange=lambda size, dtype: np.arange(size, dtype=dtype),
         zeros=lambda shape, dtype: np.zeros(shape, dtype),
+        full=lambda shape, value, dtype: np.full(shape, value, dtype),
         astype=lambda tile, dtype: tile.astype(dtype),
         reshape=lambda tile, shape: tile.reshape(shape),
-        sum=lambda tile, axis, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
-        rsqrt=lambda tile: (1 / np.sqrt(tile)).astype(tile.dtype),
+        transpose=np.transpose,
+        sum=lambda tile, axis=None, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
+        min=lambda tile, axis, keepdims=False: tile.min(axis, keepdims=keepdims),
+        cumsum=_cumsum,
+        rsqrt=lambda tile, flush_to_zero=False: (1 / np.sqrt(tile)).astype(tile.dtype),
+        mma=_mma,
         load=_load,
         store=_store,
+        gather=_gather,
+        scatter=_scatter,
     )
+
+
+def _mma(x: np.ndarray, y: np.ndarray, acc: np.ndarray) -> np.ndarray:
+    assert x.dtype == y.dtype, "cuTile converts no operand of a product"
+    return x.astype(acc.dtype) @ y.astype(acc.dtype) + acc
+
+
+def _inside(array: np.ndarray, indices: Any, mask: Any) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The broadcast indices, and which of them lie in the array and are asked for."""
+    *broadcast, asked = np.broadcast_arrays(*indices, mask)
+    extents = zip(broadcast, array.shape, strict=True)
+    return tuple(broadcast), asked & np.logical_and.reduce([(0 <= at) & (at < size) for at, size in extents])
+
+
+def _gather(array: np.ndarray, indices: Any, *, mask: Any = True) -> np.ndarray:
+    at, inside = _inside(array, indices, mask)
+    values = np.asarray(array)[tuple(np.where(inside, each, 0) for each in at)]
+    return np.where(inside, values, np.zeros((), array.dtype))[()]
+
+
+def _scatter(array: np.ndarray, indices: Any, value: Any, *, mask: Any = True) -> None:
+    assert value.dtype == array.dtype
+    at, inside = _inside(array, indices, mask)
+    array[tuple(each[inside] for each in at)] = np.broadcast_to(value, inside.shape)[inside]
+
+
+def _cumsum(tile: np.ndarray, axis: int, reverse: bool = False) -> np.ndarray:
+    return (
+        np.flip(np.flip(tile, axis).cumsum(axis, dtype=tile.dtype), axis) if reverse else tile.cumsum(axis, tile.dtype)
+    )
+
+
+class _Memory(np.ndarray):
+    """An array that a kernel is given."""
+
+    def tiled_view(
+        self, shape: Sequence[int], *, traversal_steps: Sequence[int], padding_mode: str = "undetermined"
+    ) -> SimpleNamespace:
+        """Tiles whose origins are `traversal_steps` apart."""
+
+        def part(index: Sequence[int]) -> _Memory:
+            starts = [at * step for at, step in zip(index, traversal_steps, strict=True)]
+            assert all(0 <= start < extent for start, extent in zip(starts, self.shape, strict=True))
+            return self[tuple(slice(start, None) for start in starts)]
+
+        first = (0,) * len(shape)
+        return SimpleNamespace(
+            load=lambda index: _load(part(index), first, shape, padding_mode=padding_mode),
+            store=lambda index, tile: _store(part(index), first, tile),
+        )
+
+    def slice(self, axis: int, start: int, stop: int) -> _Memory:
+        assert 0 <= start < self.shape[axis] and start <= stop <= self.shape[axis], "a slice out of its array"
+        assert start.dtype == np.int64, "cuTile multiplies the start by the stride in the start's own type"
+        return self[(slice(None),) * axis + (slice(start, stop),)]
 
 
 def _window(array: np.ndarray, index: Sequence[int], shape: Sequence[int], check_bounds: bool) -> tuple[slice, ...]:
@@ -138,17 +234,30 @@ def _window(array: np.ndarray, index: Sequence[int], shape: Sequence[int], check
 
 
 def _load(
-    array: np.ndarray, index: Any, shape: Any, *, padding_mode: str, check_bounds: bool = True, allow_tma: bool
+    array: np.ndarray,
+    index: Any,
+    shape: Any,
+    *,
+    order: Sequence[int] | None = None,
+    padding_mode: str = "undetermined",
+    check_bounds: bool = True,
+    latency: int | None = None,
+    allow_tma: bool = True,
 ) -> np.ndarray:
-    inside = array[_window(array, index, shape, check_bounds)]
+    if order is not None:
+        array = array.transpose(order)
+    inside = np.asarray(array[_window(array, index, shape, check_bounds)])
     # tileiras 13.4 fails on a padding of what is not checked.
-    assert (padding_mode == "zero") == check_bounds
+    assert check_bounds or padding_mode == "undetermined"
+    assert padding_mode == "zero" or inside.shape == tuple(shape), "what lies past the array is undetermined"
     tile = np.zeros(shape, array.dtype)
     tile[tuple(slice(0, size) for size in inside.shape)] = inside
     return tile
 
 
-def _store(array: np.ndarray, index: Any, tile: np.ndarray, *, check_bounds: bool = True, allow_tma: bool) -> None:
+def _store(
+    array: np.ndarray, index: Any, tile: np.ndarray, *, check_bounds: bool = True, allow_tma: bool = True
+) -> None:
     assert tile.dtype == array.dtype, "cuTile converts no type on a store"
     inside = array[_window(array, index, tile.shape, check_bounds)]
     inside[...] = tile[tuple(slice(0, size) for size in inside.shape)]

@@ -76,7 +76,7 @@ def key(job: Job) -> str:
     told = [graph.hash(), job.kind, job.sm, *DEVICES[job.sm], sorted(compilers().items())]
     digest.update(json.dumps(told).encode())
     for path in sources:
-        if path.name not in ("samples.py", "reference.py"):
+        if not path.name.startswith(("samples", "reference")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

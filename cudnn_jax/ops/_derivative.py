@@ -1,0 +1,97 @@
+"""The derivative of an operation whose backward is an operation too: reverse mode for every engine.
+
+The tangent of such an operation is a second primitive, linear in the tangents, whose transpose is the backward. Reverse
+mode transposes it and never runs it. Forward mode runs it, which the reference engine alone serves: its function is
+plain JAX, and has derivatives of every kind and order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+REFERENCE = "xla"
+
+Pure = Callable[..., list[jax.Array]]
+"""(*operands, names, config) -> the operation's results, in plain JAX."""
+Reverse = Callable[[Any, Mapping[str, Any], frozenset[str], Sequence[Any]], Mapping[str, Any]]
+"""(config, operands, names of those that move, cotangents of the results or None) -> cotangents of those that move."""
+
+
+def refusal(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"cudnn_jax.{name} has no forward-mode or second derivative: use reverse mode (jax.grad) once, or "
+        f"implementation={REFERENCE!r}"
+    )
+
+
+def define_backward(name: str, primitive: core.Primitive, pure: Pure) -> None:
+    """A backward's derivative: plain JAX's where the reference engine is asked for, none elsewhere."""
+
+    def jvp(primals: Any, tangents: Any, *, names: Sequence[str], config: Any, notes: Any) -> Any:
+        if config.implementation != REFERENCE:
+            raise refusal(name)
+        return _pushed(partial(pure, names=names, config=config), primals, tangents)
+
+    ad.primitive_jvps[primitive] = jvp
+
+
+def define_forward(
+    name: str, primitive: core.Primitive, abstract: Callable[..., Any], pure: Pure, reverse: Reverse
+) -> None:
+    """A forward's derivative, whose transpose is `reverse`. `abstract` is the primitive's rule."""
+    tangent = core.Primitive(f"cudnn_jax.{name}.tangent")
+    tangent.multiple_results = True
+
+    def jvp(primals: Any, tangents: Any, *, names: Sequence[str], config: Any, notes: Any) -> Any:
+        moving = {each: t for each, t in zip(names, tangents, strict=True) if type(t) is not ad.Zero}
+        out = primitive.bind(*primals, names=names, config=config, notes=notes)
+        return out, tangent.bind(*primals, *moving.values(), names=names, moving=tuple(moving), config=config)
+
+    def run(*args: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> list[jax.Array]:
+        if config.implementation != REFERENCE:
+            raise refusal(name)
+        given = dict(zip(moving, args[len(names) :], strict=True))
+        primals = args[: len(names)]
+        tangents = [given.get(each, ad.Zero(jax.typeof(x))) for each, x in zip(names, primals, strict=True)]
+        made: list[jax.Array] = _pushed(partial(pure, names=names, config=config), primals, tangents)[1]
+        return made
+
+    def transpose(cotangents: Any, *args: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> list[Any]:
+        operands = dict(zip(names, args[: len(names)], strict=True))
+        given = [None if type(ct) is ad.Zero else ct for ct in cotangents]
+        made = reverse(config, operands, frozenset(moving), given)
+        return [None] * len(names) + [made[each] for each in moving]
+
+    def mapped(args: Any, axes: Any, **params: Any) -> Any:
+        made = jax.vmap(partial(run, **params), in_axes=tuple(axes))(*args)
+        return made, [0] * len(made)
+
+    def evaluate(*avals: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> Any:
+        return abstract(*avals[: len(names)], names=names, config=config, notes=())
+
+    tangent.def_impl(run)
+    tangent.def_abstract_eval(evaluate)
+    mlir.register_lowering(tangent, mlir.lower_fun(run, multiple_results=True))
+    ad.primitive_transposes[tangent] = transpose
+    ad.primitive_jvps[tangent] = lambda primals, tangents, **params: _pushed(partial(run, **params), primals, tangents)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[tangent] = mapped
+
+
+def _pushed(fn: Callable[..., Any], args: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """`jax.jvp` over the arguments that have a tangent."""
+    moving = [at for at, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+    def run(*given: Any) -> Any:
+        whole = list(args)
+        for at, x in zip(moving, given, strict=True):
+            whole[at] = x
+        return fn(*whole)
+
+    return jax.jvp(run, [args[at] for at in moving], [tangents[at] for at in moving])

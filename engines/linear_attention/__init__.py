@@ -1,0 +1,1 @@
+"""Linear attention: Gated DeltaNet, forward and backward, over packed sequences."""

@@ -1,0 +1,267 @@
+"""cuTile kernels that cut packed sequences into chunks of 64 tokens and prepare each chunk for the scans.
+
+A slot is a place for a chunk. Chunks never straddle sequences; those of a sequence have consecutive slots, in order,
+and the slots that are left over come last. Rows of a chunk past its tokens behave as if all that is read were 0.
+"""
+
+from __future__ import annotations
+
+import cuda.tile as ct
+
+Static = ct.Constant
+
+C = 64
+"""Tokens of a chunk."""
+GATE_FLOOR = -40.0
+"""Of a token's log gate: e^-40 is nothing beside 1, and sums over a chunk stay small enough to be subtracted."""
+BLOCK = 8
+"""The diagonal blocks that are inverted first. Powers of what is outside of them stay in the range of float16."""
+LOG2_E = 1.4426950408889634
+
+_TABLE_TILE = 256
+
+
+def wide(tile):
+    return ct.astype(tile, ct.float32)
+
+
+def rows_of(array, start, stop):
+    """The rows start to stop of an array. Their offset is worked out in the type of `start`, so it must be 64 bits."""
+    return array.slice(axis=0, start=ct.astype(start, ct.int64), stop=ct.astype(stop, ct.int64))
+
+
+def _slots(start, stop):
+    return (ct.astype(stop - start, ct.int32) + (C - 1)) // C
+
+
+def gdn_chunk_table(
+    cu_seqlens, chunks, first_slot, cleared, SEQUENCES: Static[int], SLOTS: Static[int], COLS: Static[int]
+):
+    """Writes chunks (SLOTS, 4): first token, tokens (0 in a slot that is left over), sequence, index in it; and
+    first_slot (SEQUENCES + 1). Clears the rows of `cleared` (total, columns) that belong to no sequence, if given.
+
+    Block b writes sequence b's rows, or the slots that are left over, and clears what it must of 64 rows.
+    """
+    block = ct.bid(0)
+    if block <= SEQUENCES:
+        places = ct.arange(_TABLE_TILE, dtype=ct.int32)
+        before = ct.zeros((_TABLE_TILE,), ct.int32)
+        for tile in range(ct.cdiv(block, _TABLE_TILE)):
+            at = tile * _TABLE_TILE + places
+            earlier = at < block
+            start = ct.gather(cu_seqlens, (at,), mask=earlier)
+            stop = ct.gather(cu_seqlens, (at + 1,), mask=earlier)
+            before = before + ct.where(earlier, _slots(start, stop), 0)
+        first = ct.sum(before, axis=0)
+        ct.scatter(first_slot, (block,), first)
+        last = block == SEQUENCES
+        start = ct.astype(ct.gather(cu_seqlens, (block,)), ct.int32)
+        stop = ct.astype(ct.gather(cu_seqlens, (ct.minimum(block + 1, SEQUENCES),)), ct.int32)
+        count = ct.where(last, SLOTS - first, _slots(start, stop))
+        column = ct.reshape(ct.arange(4, dtype=ct.int32), (1, 4))
+        for tile in range(ct.cdiv(count, _TABLE_TILE)):
+            index = ct.reshape(tile * _TABLE_TILE + places, (_TABLE_TILE, 1))
+            tokens = ct.minimum(ct.maximum(stop - start - C * index, 0), C)
+            row = ct.where(column == 2, block, index)
+            row = ct.where(column == 1, tokens, row)
+            row = ct.where(column == 0, start + C * index, row)
+            row = ct.where(last, 0, row)
+            ct.scatter(chunks, (first + index, column), row, mask=index < count)
+    if COLS:
+        end = ct.astype(ct.gather(cu_seqlens, (SEQUENCES,)), ct.int32)
+        stop = ct.minimum(C * block + C, cleared.shape[0])
+        start = ct.maximum(C * block, end)
+        if start < stop:
+            rows = rows_of(cleared, start, stop)
+            for tile in range(ct.cdiv(cleared.shape[1], COLS)):
+                ct.store(rows, (0, tile), ct.zeros((C, COLS), cleared.dtype), allow_tma=False)
+
+
+def gdn_gates(
+    g,
+    beta,
+    a_log,
+    dt_bias,
+    chunks,
+    gates,
+    rates,
+    HEADS: Static[int],
+    SIGMOID: Static[bool],
+    DOUBLE: Static[bool],
+    SAFE: Static[bool],
+    A_LOG: Static[bool],
+    DT_BIAS: Static[bool],
+    LINEAR: Static[bool],
+):
+    """Block (tile of HEADS heads, slot) writes gates and rates (slots, HO, C), float32: the log gates summed up to each
+    token of the chunk, and beta, after what the options make of g and beta (total, HO)."""
+    part, slot = ct.bid(0), ct.bid(1)
+    first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
+    if tokens > 0:
+        gate = _load_heads(g, first, tokens, part, HEADS)
+        rate = _load_heads(beta, first, tokens, part, HEADS)
+        if SAFE:
+            if DT_BIAS:
+                gate = gate + _load_head_row(dt_bias, part, HEADS)
+            # softplus; the absolute error of log(1 + x) for a small x is of no consequence in a gate
+            gate = -(ct.maximum(gate, 0.0) + ct.log(1.0 + ct.exp(-ct.abs(gate))))
+            if A_LOG:
+                gate = gate * ct.exp(_load_head_row(a_log, part, HEADS))
+        if LINEAR:
+            gate = ct.log(ct.maximum(gate, 1e-10))
+        if SIGMOID:
+            rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
+        inside = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1)) < tokens
+        total = ct.cumsum(ct.where(inside, ct.maximum(gate, GATE_FLOOR), 0.0), axis=0)
+        _store_heads(gates, slot, part, total, HEADS)
+        _store_heads(rates, slot, part, ct.where(inside, rate, 0.0), HEADS)
+
+
+def _load_heads(array, first, tokens, part, HEADS):
+    rows = rows_of(array, first, first + tokens)
+    return wide(ct.load(rows, (0, part), (C, HEADS), padding_mode=ct.PaddingMode.ZERO, allow_tma=False))
+
+
+def _load_head_row(array, part, HEADS):
+    row = ct.load(array, (part,), (HEADS,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+    return wide(ct.reshape(row, (1, HEADS)))
+
+
+def _store_heads(array, slot, part, tile, HEADS):
+    ct.store(array, (slot, part, 0), ct.reshape(ct.transpose(tile), (1, HEADS, C)), allow_tma=False)
+
+
+def load_span(array, first, head, column, WIDTH):
+    """(C, WIDTH) of one head of an array (total, heads, dim) from a token on, behind a chunk's end whatever is there;
+    columns from column * WIDTH on.
+
+    A part of an array would need a TMA descriptor of its own, which takes a block longer to make than the load.
+    """
+    view = array.tiled_view((C, 1, WIDTH), traversal_steps=(1, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO)
+    return ct.reshape(view.load((first, head, column)), (C, WIDTH))
+
+
+def _product(x, y):
+    return ct.mma(x, y, ct.zeros((C, C), ct.float32))
+
+
+def _half(tile):
+    return ct.astype(tile, ct.float16)
+
+
+def _inverse_norms(rows, diagonal, tokens):
+    """(C,) of 1 / sqrt(sum x^2 + 1e-6), 0 behind the chunk's end. The product of all rows takes fewer instructions."""
+    squares = ct.where(diagonal, _product(rows, ct.transpose(rows)), 0.0)
+    norms = ct.rsqrt(ct.sum(squares, axis=1) + 1e-6, flush_to_zero=True)
+    return ct.where(ct.arange(C, dtype=ct.int32) < tokens, norms, 0.0)
+
+
+def _inverse(full, row, column):
+    """(I + what is below the diagonal of a (C, C) float32 that is 0 above it)^-1.
+
+    Diagonal blocks first, whose powers end with the 7th; what is left then has powers that end with the 7th as well.
+    """
+    near = row // BLOCK == column // BLOCK
+    diagonal = row == column
+    blocks = _from_powers(ct.where(near & (row > column), full, 0.0), diagonal)
+    rest = _product(blocks, _half(ct.where(near, 0.0, full)))
+    return _product(_from_powers(rest, diagonal), blocks)
+
+
+def _from_powers(x, diagonal):
+    """(I + x)^-1 of a strictly lower triangular x whose 8th power is 0: (I - x)(I + x^2)(I + x^4), in float16."""
+    made = ct.where(diagonal, 1.0, -x)
+    x = _half(x)
+    square = _half(_product(x, x))
+    made = made + _product(_half(made), square)
+    return _half(made + _product(_half(made), _half(_product(square, square))))
+
+
+def power(tile):
+    """2 to the tile, where that is a normal number."""
+    return ct.exp2(tile, flush_to_zero=True)
+
+
+def load_row(array, slot, head):
+    """(1, C) of an array (slots, heads, C)."""
+    return ct.reshape(ct.load(array, (slot, head, 0), (1, 1, C), check_bounds=False, allow_tma=False), (1, C))
+
+
+def load_column(array, slot, head):
+    """(C, 1) of an array (slots, heads, C). Not a reshaped row, which is loaded once and moved between threads."""
+    tile = ct.load(array, (0, head, slot), (C, 1, 1), order=(2, 1, 0), check_bounds=False, allow_tma=False)
+    return ct.reshape(tile, (C, 1))
+
+
+def load_last(array, slot, head):
+    """(1, 1), the last of a chunk's in an array (slots, heads, C)."""
+    tile = ct.load(array, (slot, head, C - 1), (1, 1, 1), check_bounds=False, allow_tma=False)
+    return ct.reshape(tile, (1, 1))
+
+
+def _write(array, slot, head, tile):
+    """(C,) into an array (slots, heads, C)."""
+    ct.store(array, (slot, head, 0), ct.reshape(tile, (1, 1, C)), check_bounds=False, allow_tma=False)
+
+
+def _write_square(array, slot, head, tile):
+    """(C, C) into an array (slots, heads, C, C)."""
+    ct.store(array, (slot, head, 0, 0), ct.reshape(ct.astype(tile, array.dtype), (1, 1, C, C)), check_bounds=False)
+
+
+def gdn_prepare(
+    q,
+    k,
+    chunks,
+    gates,
+    rates,
+    inverse,
+    attention,
+    q_norms,
+    k_norms,
+    K: Static[int],
+    Q_RATIO: Static[int],
+    K_RATIO: Static[int],
+    SCALE: Static[float],
+    L2NORM: Static[bool],
+):
+    """Block (head, slot) writes, for row i and column j of its chunk, with G the gates:
+
+    inverse (slots, HO, C, C), io dtype: (I + tril(beta_j e^(G_i - G_j) <k_i, k_j>, -1))^-1
+    attention, the same shape and dtype: tril(SCALE beta_j e^(G_i - G_j) <q_i, k_j>)
+    q_norms, k_norms (slots, HO, C) float32, if L2NORM: what normalises rows of q and k
+
+    so that what is written is beta times the inverse of what is wanted, and beta = 0 divides nothing.
+
+    K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k.
+    """
+    head, slot = ct.bid(0), ct.bid(1)
+    first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
+    if tokens > 0:
+        keys = load_span(k, first, head // K_RATIO, 0, K)
+        row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
+        column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
+        # Not by a product with 0: what is behind the chunk's end may be anything.
+        inside = (row < tokens) & (row >= column)
+        between = load_column(gates, slot, head) * LOG2_E - load_row(gates, slot, head) * LOG2_E
+        columns = load_row(rates, slot, head)
+        if L2NORM:
+            k_norm = _inverse_norms(keys, row == column, tokens)
+            _write(k_norms, slot, head, k_norm)
+            columns = columns * ct.reshape(k_norm, (1, C))
+        decay = power(ct.minimum(between, 0.0)) * columns
+        turned = ct.transpose(keys)
+        queries = load_span(q, first, head // Q_RATIO, 0, K)
+        scores = _product(queries, turned) * decay
+        if L2NORM:
+            q_norm = _inverse_norms(queries, row == column, tokens)
+            _write(q_norms, slot, head, q_norm)
+            scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
+        else:
+            scores = scores * SCALE
+        # This first: the inverse needs the registers.
+        _write_square(attention, slot, head, ct.where(inside, scores, 0.0))
+        full = _product(keys, turned) * decay
+        if L2NORM:
+            full = full * ct.reshape(k_norm, (C, 1))
+        _write_square(inverse, slot, head, _inverse(ct.where(inside, full, 0.0), row, column))

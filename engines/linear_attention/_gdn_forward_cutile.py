@@ -1,0 +1,156 @@
+"""cuTile kernel of the Gated DeltaNet forward: the scan over the chunks that `_gdn_chunks_cutile` prepared."""
+
+from __future__ import annotations
+
+import cuda.tile as ct
+
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
+    LOG2_E,
+    C,
+    load_column,
+    load_last,
+    power,
+    rows_of,
+    wide,
+)
+
+Static = ct.Constant
+
+_TILE = 256
+_LATENCY = 1
+"""Of the scan's loads: more of it makes room for more chunks ahead, and slower code."""
+
+
+def _load_chunk(array, at, head, part, WIDTH):
+    """(C, WIDTH) of a chunk of one head."""
+    index, shape = (at, head, part), (C, 1, WIDTH)
+    return ct.reshape(ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=_LATENCY), (C, WIDTH))
+
+
+def _load_square(array, slot, head):
+    return ct.reshape(ct.load(array, (slot, head, 0, 0), (1, 1, C, C), latency=_LATENCY), (C, C))
+
+
+def _product(x, y):
+    """Into an accumulator of its own: one that holds a scaled tile makes tileiras 13.4 wait for each instruction."""
+    return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
+
+
+def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM):
+    rate, gate, last = load_column(rates, slot, head), load_column(gates, slot, head), load_last(gates, slot, head)
+    if L2NORM:
+        return rate, gate, last, load_column(q_norms, slot, head), load_column(k_norms, slot, head)
+    return rate, gate, last
+
+
+def gdn_scan(
+    q,
+    k,
+    v,
+    cu_seqlens,
+    first_slot,
+    gates,
+    rates,
+    inverse,
+    attention,
+    q_norms,
+    k_norms,
+    initial,
+    indices,
+    output,
+    final,
+    checkpoints,
+    first_checkpoint,
+    K: Static[int],
+    V: Static[int],
+    Q_RATIO: Static[int],
+    K_RATIO: Static[int],
+    V_RATIO: Static[int],
+    SCALE: Static[float],
+    L2NORM: Static[bool],
+    INITIAL: Static[bool],
+    INDICES: Static[bool],
+    FINAL: Static[bool],
+    POOL: Static[bool],
+    EVERY: Static[int],
+):
+    """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
+
+    With FINAL it writes the state behind them, into the sequence's row of `final`, or if POOL into the one that
+    `indices` names; with EVERY, the state before each EVERY-th chunk but the first. With INITIAL it starts from
+    `initial`, the sequence's row or if INDICES the one that `indices` names; from 0 if there is no such row.
+
+    The state is (K, V), turned against the arrays' (V, K). K is the key dim rounded up to a power of two.
+    """
+    part, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
+    begin, end = ct.gather(cu_seqlens, (sequence,)), ct.gather(cu_seqlens, (sequence + 1,))
+    slot = ct.gather(first_slot, (sequence,))
+    place = sequence
+    if INDICES:
+        place = ct.gather(indices, (sequence,))
+    known = (place >= 0) & (place < initial.shape[0]) if INDICES else True
+    state = ct.zeros((K, V), ct.float32)
+    if INITIAL:
+        index = (ct.where(known, place, 0) if INDICES else place, head, part, 0)
+        given = ct.load(initial, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+        state = wide(ct.transpose(ct.reshape(given, (V, K))))
+        if INDICES:
+            state = ct.where(known, state, 0.0)
+    if begin < end:
+        queries, keys, values = (rows_of(q, begin, end), rows_of(k, begin, end), rows_of(v, begin, end))
+        outputs = rows_of(output, begin, end)
+        chunks = ct.astype((end - begin + (C - 1)) // C, ct.int32)
+        if EVERY:
+            kept = ct.gather(first_checkpoint, (sequence,)) - 1
+        factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
+        for at in range(chunks):
+            if EVERY:
+                if (at > 0) & (at % EVERY == 0):
+                    _store_state(checkpoints, kept + at // EVERY, head, part, state, K, V)
+            key = _load_chunk(keys, at, head // K_RATIO, 0, K)
+            value = _load_chunk(values, at, head // V_RATIO, part, V)
+            solve = _load_square(inverse, slot + at, head)
+            query = _load_chunk(queries, at, head // Q_RATIO, 0, K)
+            score = _load_square(attention, slot + at, head)
+            # The next chunk's, so that nothing waits for them.
+            next_slot = slot + ct.minimum(at + 1, chunks - 1)
+            ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM)
+            gate, last = factors[1] * LOG2_E, factors[2] * LOG2_E
+            erase, keep = power(gate), factors[0] * power(last - gate)
+            read = erase * SCALE
+            if L2NORM:
+                read = read * factors[3]
+                erase, keep = erase * factors[4], keep * factors[4]
+            low = ct.astype(state, k.dtype)
+            wanted = wide(value) - _product(key, low) * erase
+            written = _product(solve, ct.astype(wanted, k.dtype))
+            state = state * power(last) + _product(ct.transpose(key), ct.astype(written * keep, k.dtype))
+            made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
+            made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
+            ct.store(outputs, (at, head, part), made, allow_tma=False)
+            factors = ahead
+    if FINAL:
+        if POOL:
+            if known:
+                _store_state(final, place, head, part, state, K, V)
+        else:
+            _store_state(final, sequence, head, part, state, K, V)
+
+
+def _store_state(array, row, head, part, state, K, V):
+    turned = ct.reshape(ct.astype(ct.transpose(state), array.dtype), (1, 1, V, K))
+    ct.store(array, (row, head, part, 0), turned)
+
+
+def gdn_checkpoint_rows(cu_seqlens, first_checkpoint, EVERY: Static[int]):
+    """Block s writes how many states the sequences before s keep, one after every EVERY tokens short of their end."""
+    sequence = ct.bid(0)
+    places = ct.arange(_TILE, dtype=ct.int32)
+    count = ct.zeros((_TILE,), ct.int32)
+    for tile in range(ct.cdiv(sequence, _TILE)):
+        at = tile * _TILE + places
+        earlier = at < sequence
+        start, stop = ct.gather(cu_seqlens, (at,), mask=earlier), ct.gather(cu_seqlens, (at + 1,), mask=earlier)
+        length = ct.astype(stop - start, ct.int32)
+        count = count + ct.where(earlier & (length > 0), (length - 1) // EVERY, 0)
+    ct.scatter(first_checkpoint, (sequence,), ct.sum(count, axis=0))

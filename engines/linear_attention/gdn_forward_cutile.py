@@ -1,0 +1,82 @@
+"""The cuTile program of Gated DeltaNet's forward. Its kernels are in `_gdn_chunks_cutile` and `_gdn_forward_cutile`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from cudnn_jax.engines.cutile import Array
+from cudnn_jax.engines.linear_attention.facts import LinearFacts
+from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, Knobs, power
+from cudnn_jax.engines.program import ProgramBuilder
+from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import data_type, pygraph
+
+
+def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
+    """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time.
+
+    Narrow parts are more blocks, wide ones read q and k less often; of a long state a wide part spills registers.
+    """
+    narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
+    few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= sm_count
+    made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
+    fitting = [(values, blocks) for values, blocks in made if values == narrow or facts.key_dim <= 128]
+    return [(("values", values), ("blocks", blocks)) for values, blocks in fitting]
+
+
+def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
+    """Appends all that gives the graph's outputs to a program."""
+    _Launch(builder, graph, facts, knobs, target).add()
+
+
+class _Launch(ChunkedLaunch):
+    def add(self) -> None:
+        facts = self.facts
+        output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
+        chunks, first_slot = self.table(output)
+        gates, rates = self.gates(chunks)
+        self._scan(first_slot, [gates, rates, *self.prepare(chunks, gates, rates)])
+
+    def _scan(self, first_slot: Given, prepared: Sequence[Given | None]) -> None:
+        from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
+
+        facts, given = self.facts, self.given
+        first_checkpoint = self._checkpoint_rows()
+        self.run(
+            kernels.gdn_scan,
+            [
+                *map(given.get, ("q", "k", "v", "cu_seqlens")),
+                first_slot,
+                *prepared,
+                *map(given.get, ("initial_state", "state_indices", "O", "final_state", "state_checkpoints")),
+                first_checkpoint,
+            ],
+            [
+                *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
+                *(name in given for name in ("initial_state", "state_indices", "final_state")),
+                *(facts.pool and facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
+            ],
+            (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
+            occupancy=self.knobs["blocks"],
+        )
+
+    def _checkpoint_rows(self) -> Given | None:
+        """Each sequence's first row of the checkpoints, which are cleared; None where they are not asked for."""
+        from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
+
+        if "state_checkpoints" not in self.given:
+            return None
+        array, operand = self.given["state_checkpoints"]
+        nbytes = prod(array.shape) * array.dtype.itemsize_bits // 8
+        if not nbytes:
+            return None
+        self.builder.step("fill", dest=operand, value=0, width=1, bytes=nbytes)
+        rows = self.scratch(data_type.INT32, self.facts.sequences)
+        self.run(
+            kernels.gdn_checkpoint_rows,
+            [self.given["cu_seqlens"], rows],
+            [self.facts.checkpoint_every],
+            (self.facts.sequences, 1, 1),
+        )
+        return rows

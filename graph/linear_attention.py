@@ -1,0 +1,248 @@
+"""Linear attention of the structured table: the gated delta rule, forward and backward, over packed sequences.
+
+T tokens of N sequences stand behind each other. H, HK and HV are the heads of q, k and v; HO = max(H, HV) those of
+gates, outputs and states. Head h of HO reads head h // (HO / heads) of q, k and v. K is the key dim, V the value dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cudnn_jax.graph import kinds
+from cudnn_jax.graph.layout import row_major
+from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
+from cudnn_jax.graph.shapes import at_least_one, dense, dims_of, refuse, same_as
+from cudnn_jax.graph.types import data_type
+
+if TYPE_CHECKING:
+    from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.tensor import Tensor
+
+_FLOAT = data_type.FLOAT
+_IO = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
+_STATE = (data_type.FLOAT, data_type.BFLOAT16)
+_CHECKPOINTS = "T // checkpoint_every_n_tokens"
+
+
+def _port(name: str, shape: str | None, doc: str, *types: data_type | str, **more: Any) -> Input:
+    return Input(name, doc, shape, types=types, **more)
+
+
+def _maybe(name: str, shape: str | None, doc: str, *types: data_type | str, **more: Any) -> Input:
+    return _port(name, shape, doc, *types, optional=True, **more)
+
+
+_PORTS = {
+    port.name: port
+    for port in (
+        _port("q", "T H K", "Query, (T, H, K): float32, float16 or bfloat16.", *_IO),
+        _port("k", "T HK K", "Key, (T, HK, K), q's type.", "q"),
+        _port("v", "T HV V", "Value, (T, HV, V), q's type.", "q"),
+        _port("g", "T HO", "Gate, (T, HO): gate_domain says of what. float32 or q's type.", _FLOAT, "q"),
+        _port("beta", "T HO", "How much of each token is written, (T, HO), float32 or q's type.", _FLOAT, "q"),
+        _port(
+            "cu_seqlens",
+            "N+1",
+            "Where each sequence starts, (N+1), rising. Rows of T past the last give 0 and take no gradient.",
+            data_type.INT32,
+            data_type.INT64,
+        ),
+        _port("dO", "T HO V", "Cotangent of O, (T, HO, V), q's type.", "q"),
+        _maybe(
+            "state_checkpoints",
+            None,
+            f"The forward's, ({_CHECKPOINTS}, HO, V, K): what an engine may start from.",
+            "q",
+        ),
+        _maybe(
+            "initial_state",
+            "N HO V K",
+            "(N, HO, V, K), or the pool (P, HO, V, K) that state_indices point into; float32 or bfloat16. 0 if absent.",
+            *_STATE,
+            replaced=("state_indices", "P HO V K"),
+        ),
+        _maybe("d_final_state", "N HO V K", "Cotangent of final_state, (N, HO, V, K), float32 or bfloat16.", *_STATE),
+        _maybe("a_log", "HO", "Logarithm of each head's decay rate, (HO), with safe_gate; 0 if absent.", _FLOAT, "q"),
+        _maybe("dt_bias", "HO", "Added to g, (HO), with safe_gate; 0 if absent.", _FLOAT, "q"),
+        _maybe(
+            "state_indices",
+            "N",
+            "Each sequence's row of the pool, (N), int32, all different. One outside [0, P) starts from 0 and is "
+            "written nowhere.",
+            data_type.INT32,
+        ),
+    )
+}
+
+_ATTRIBUTES = {
+    attribute.name: attribute
+    for attribute in (
+        Attribute("scale", kinds.number, "Multiplies O; K**-0.5 if absent."),
+        Attribute("output_final_state", kinds.flag, "Whether final_state is an output.", default=False),
+        Attribute("use_qk_l2norm", kinds.flag, "Whether rows of q and k are divided by their norm.", default=False),
+        Attribute(
+            "checkpoint_every_n_tokens",
+            kinds.integer,
+            "Of each sequence, a state is kept after every so many tokens short of its end; 0 keeps none.",
+            default=0,
+        ),
+        Attribute("use_beta_sigmoid", kinds.flag, "Whether beta holds logits.", default=False),
+        Attribute("allow_neg_eigval", kinds.flag, "Whether the sigmoid of beta's logits is doubled.", default=False),
+        Attribute("safe_gate", kinds.flag, "Whether g holds raw logits.", default=False),
+        Attribute(
+            "gate_domain",
+            kinds.choice("LOG", "LINEAR"),
+            "LOG: g is a logarithm. LINEAR: g is the factor itself, in (0, 1], floored at 1e-10.",
+            default="LOG",
+        ),
+        Attribute(
+            "batch_invariant", kinds.flag, "A sequence gives the same bits whatever else is packed.", default=False
+        ),
+        Attribute(
+            "overwrite_initial_state",
+            kinds.flag,
+            "Whether final_state is initial_state, pool or not, with the final states written over its rows. A "
+            "backward's initial_state is the one from before.",
+            default=False,
+        ),
+    )
+}
+
+
+def _checkpoints(node: Node, symbols: Symbols) -> Layout:
+    rows = symbols["T"] // node.params["checkpoint_every_n_tokens"]
+    dim = (rows, *dims_of("HO V K", symbols))
+    return dim, row_major(dim)
+
+
+def _final_state(node: Node, symbols: Symbols) -> Layout:
+    rows = "P" if node.params["overwrite_initial_state"] and "state_indices" in node.inputs else "N"
+    return dense(f"{rows} HO V K")(node, symbols)
+
+
+def _flagged(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Tensor]], bool]:
+    def when(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> bool:
+        return bool(params[name])
+
+    return when
+
+
+def _given(port: str) -> Callable[[Mapping[str, Any], Mapping[str, Tensor]], bool]:
+    def when(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> bool:
+        return port in inputs
+
+    return when
+
+
+def _gradient(name: str, port: str, optional: bool = False) -> Output:
+    doc = f"Gradient of {port}, in its type, dims and layout."
+    return Output(name, doc, same_as(port), _given(port) if optional else None, like=port)
+
+
+def _heads(node: Node, symbols: Symbols) -> None:
+    heads = {name: symbols[name] for name in ("H", "HK", "HV")}
+    gates, most = symbols["HO"], max(symbols["H"], symbols["HV"])
+    if gates != most or any(gates % each for each in heads.values()):
+        came = f"has {gates} heads, where q, k, v have {', '.join(map(str, heads.values()))}"
+        refuse(node, "g", came, "the larger of q's and v's heads, and a multiple of q's, k's and v's")
+
+
+def _sequences(node: Node, symbols: Symbols) -> None:
+    if symbols["N"] < 0:
+        refuse(node, "cu_seqlens", "has dim (0,)", "(N+1), at least one element")
+
+
+def _gate(node: Node, symbols: Symbols) -> None:
+    params = node.params
+    if params["safe_gate"] and params["gate_domain"] == "LINEAR":
+        refuse(node, "safe_gate", "came with gate_domain LINEAR", "raw logits make a LOG gate")
+    given = [port for port in ("a_log", "dt_bias") if port in node.inputs]
+    if given and not params["safe_gate"]:
+        refuse(node, given[0], "came without safe_gate", "it belongs to the gate's raw logits, safe_gate=True")
+
+
+def _checkpoint_interval(node: Node, symbols: Symbols) -> None:
+    every = node.params["checkpoint_every_n_tokens"]
+    if every < 0:
+        refuse(node, "checkpoint_every_n_tokens", f"is {every}", "at least 0")
+    if "state_checkpoints" not in node.inputs:
+        return
+    came, wanted = node.inputs["state_checkpoints"].dim, _checkpoints(node, symbols)[0] if every else None
+    if came != wanted:
+        rule = f"({_CHECKPOINTS}, HO, V, K) = {wanted}" if every else "checkpoint_every_n_tokens is at least 1"
+        refuse(node, "state_checkpoints", f"has dim {came}", rule)
+
+
+def _states(node: Node, symbols: Symbols) -> None:
+    if "initial_state" in node.inputs:
+        if node.params["overwrite_initial_state"] and not node.params.get("output_final_state", True):
+            refuse(node, "overwrite_initial_state", "came without output_final_state", "what is written is an output")
+        return
+    for name in ("state_indices", "overwrite_initial_state"):
+        if name in node.inputs or node.params.get(name):
+            refuse(node, name, "came without initial_state", "it says where initial states are")
+
+
+_RULES = (at_least_one("H", "HK", "HV", "K", "V"), _heads, _sequences, _gate, _checkpoint_interval, _states)
+
+
+def _operation(name: str, summary: str, inputs: str, attributes: str, outputs: tuple[Output, ...]) -> Operation:
+    return Operation(
+        name=name,
+        type=name.upper(),
+        summary=summary,
+        inputs=tuple(_PORTS[port] for port in inputs.split()),
+        outputs=outputs,
+        attributes=tuple(_ATTRIBUTES[attribute] for attribute in attributes.split()),
+        rules=_RULES,
+    )
+
+
+GDN = _operation(
+    "gdn",
+    "Gated DeltaNet: S <- exp(g) S; S <- S + beta (v - S k) k^T; O = scale S q, token by token, S (V, K) of each head.",
+    "q k v g beta cu_seqlens initial_state a_log dt_bias state_indices",
+    "scale output_final_state use_qk_l2norm checkpoint_every_n_tokens use_beta_sigmoid allow_neg_eigval safe_gate "
+    "gate_domain batch_invariant overwrite_initial_state",
+    (
+        Output("O", "(T, HO, V), q's type.", dense("T HO V"), like="q"),
+        Output(
+            "final_state",
+            "S behind each sequence's last token, (N, HO, V, K), or the pool with these rows replaced. "
+            "initial_state's type, float32 without one.",
+            _final_state,
+            _flagged("output_final_state"),
+            _FLOAT,
+            like="initial_state",
+            over=("overwrite_initial_state", "initial_state"),
+        ),
+        Output(
+            "state_checkpoints",
+            f"({_CHECKPOINTS}, HO, V, K), q's type, in the order of the sequences; 0 behind the last one.",
+            _checkpoints,
+            _flagged("checkpoint_every_n_tokens"),
+            like="q",
+        ),
+    ),
+)
+
+GDN_BWD = _operation(
+    "gdn_bwd",
+    "The gradients of `gdn`.",
+    "q k v g beta cu_seqlens dO state_checkpoints initial_state d_final_state a_log dt_bias",
+    "scale use_qk_l2norm checkpoint_every_n_tokens use_beta_sigmoid allow_neg_eigval safe_gate gate_domain "
+    "batch_invariant overwrite_initial_state",
+    (
+        _gradient("dQ", "q"),
+        _gradient("dK", "k"),
+        _gradient("dV", "v"),
+        _gradient("dG", "g"),
+        _gradient("dBeta", "beta"),
+        _gradient("d_initial_state", "initial_state", optional=True),
+        _gradient("d_a_log", "a_log", optional=True),
+        _gradient("d_dt_bias", "dt_bias", optional=True),
+    ),
+)
+
+LINEAR_ATTENTION = (GDN, GDN_BWD)

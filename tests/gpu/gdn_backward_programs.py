@@ -1,0 +1,53 @@
+"""The Gated DeltaNet backwards of the GPU tests, with every setting of the cuTile engine for an H200.
+
+The settings are computed without a DSL, so a machine that has none can name the programs that were built elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cudnn_jax.engines.base import PlanConfig
+from cudnn_jax.engines.linear_attention import facts, gdn_backward_cutile
+from cudnn_jax.engines.planning import pygraph
+from support.gdn_cases import BackwardCase
+from support.linear_attention import Options, Sizes
+
+ENGINE = "cutile_gdn"
+SM_COUNT = 132
+
+NORMAL = Options(use_qk_l2norm=True)
+PACKED = Sizes((200, 0, 64, 1, 130), key_dim=128, value_dim=128, tail=67)
+SHARED = Sizes((129, 0, 70), heads=(2, 1, 4), key_dim=96, value_dim=160)
+VALUES = Sizes((150,), heads=(4, 4, 1), key_dim=256, value_dim=256, tail=1)
+ONE = Sizes((300,), key_dim=128, value_dim=128)
+
+CASES = [
+    BackwardCase(PACKED, NORMAL),
+    BackwardCase(PACKED, Options(), dtype="float16", gates="float16", without=("initial_state",)),
+    BackwardCase(SHARED, Options(use_qk_l2norm=True, use_beta_sigmoid=True, safe_gate=True)),
+    BackwardCase(SHARED, Options(use_beta_sigmoid=True, allow_neg_eigval=True, gate_domain="linear"), state="bfloat16"),
+    BackwardCase(VALUES, NORMAL),
+    BackwardCase(Sizes((65, 3), key_dim=16, value_dim=16), Options(safe_gate=True), without=("a_log",), final=False),
+    *(BackwardCase(ONE, NORMAL, kind=kind) for kind in ("strong", "reset", "correlated", "unwritten", "zero_keys")),
+]
+
+
+def graph_of(case: BackwardCase) -> pygraph:
+    return case.graph(case.draw(np.random.default_rng(0)))
+
+
+def implementations(graph: pygraph) -> list[str]:
+    """The names of the engine's plans, the predicted best first."""
+    graph.freeze()
+    found = gdn_backward_cutile.settings(facts.analyze(graph), SM_COUNT)
+    return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in found]
+
+
+def programs() -> Iterator[tuple[pygraph, str]]:
+    """Every graph with every plan that a test asks for by name."""
+    for case in CASES:
+        for name in implementations(graph_of(case)):
+            yield graph_of(case), name

@@ -1,0 +1,88 @@
+"""The Gated DeltaNet graphs of the GPU tests, drawn from a seed, with every setting of the cuTile engine for an H200.
+
+`CUDNN_JAX_GDN_CASES` names the seed: programs that were built elsewhere serve a run of the same one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from cudnn_jax.engines.base import PlanConfig
+from cudnn_jax.engines.linear_attention import gdn_forward_cutile
+from cudnn_jax.engines.linear_attention.facts import analyze
+from cudnn_jax.engines.planning import pygraph
+from support.gdn_cases import Case
+from support.linear_attention import Options, Sizes
+
+ENGINE = "cutile_gdn"
+SM_COUNT = 132
+SEED = int(os.environ.get("CUDNN_JAX_GDN_CASES", "0"))
+COUNT = 64
+
+_HEADS = ((1, 1, 1), (2, 2, 2), (2, 1, 4), (4, 2, 2))
+_DIMS = ((128, 128), (64, 64), (128, 96), (48, 144), (256, 256), (16, 16), (192, 64))
+_EVERY = (0, 0, 64, 128)
+_KINDS = ("mild", "strong", "reset", "correlated", "unwritten", "zero_keys")
+
+
+def _options(rng: np.random.Generator) -> Options:
+    safe = bool(rng.random() < 0.3)
+    sigmoid = bool(rng.random() < 0.4)
+    return Options(
+        use_qk_l2norm=bool(rng.random() < 0.7),
+        use_beta_sigmoid=sigmoid,
+        allow_neg_eigval=sigmoid and bool(rng.random() < 0.5),
+        safe_gate=safe,
+        gate_domain="linear" if not safe and rng.random() < 0.3 else "log",
+        checkpoint_every_n_tokens=int(rng.choice(_EVERY)),
+    )
+
+
+def _lengths(rng: np.random.Generator) -> tuple[int, ...]:
+    lengths = rng.integers(0, 400, rng.integers(1, 6))
+    lengths[rng.random(len(lengths)) < 0.2] = 0
+    lengths[rng.random(len(lengths)) < 0.2] //= 64
+    return (*map(int, lengths), int(rng.integers(1, 700)))
+
+
+def drawn(rng: np.random.Generator) -> Case:
+    key_dim, value_dim = _DIMS[rng.integers(len(_DIMS))]
+    heads = _HEADS[rng.integers(len(_HEADS))]
+    sizes = Sizes(_lengths(rng), heads, key_dim, value_dim, tail=int(rng.integers(0, 2) * rng.integers(1, 200)))
+    dtype = str(rng.choice(["bfloat16", "float16"]))
+    pool = int(rng.random() < 0.3) * (len(sizes.lengths) + 3)
+    return Case(
+        sizes,
+        _options(rng),
+        kind=str(rng.choice(_KINDS)),
+        dtype=dtype,
+        gates=str(rng.choice(["float32", dtype])),
+        state=str(rng.choice(["float32", "bfloat16"])),
+        cu=str(rng.choice(["int32", "int64"])),
+        without=() if pool or rng.random() < 0.5 else ("initial_state",),
+        pool=pool,
+        overwrite=bool(pool and rng.random() < 0.5),
+    )
+
+
+def cases() -> list[Case]:
+    rng = np.random.default_rng(SEED)
+    return [drawn(rng) for _ in range(COUNT)]
+
+
+def implementations(graph: pygraph) -> list[str]:
+    """The names of the engine's plans, the predicted best first."""
+    graph.freeze()
+    found = gdn_forward_cutile.settings(analyze(graph), SM_COUNT)
+    return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in found]
+
+
+def programs() -> Iterator[tuple[pygraph, str]]:
+    """Every graph with the plan that the test of it asks for: the settings take turns."""
+    for number, case in enumerate(cases()):
+        given = case.draw(np.random.default_rng(0))
+        names = implementations(case.graph(given))
+        yield case.graph(given), names[number % len(names)]
