@@ -21,7 +21,9 @@ def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
     few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= sm_count
     made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
-    fitting = [(values, blocks) for values, blocks in made if values == narrow or facts.key_dim <= 128]
+    # One setting whatever is packed, if bits may not depend on it.
+    alone = facts.batch_invariant or facts.key_dim > 128
+    fitting = [(narrow, 1)] if alone else made
     return [(("values", values), ("blocks", blocks)) for values, blocks in fitting]
 
 
