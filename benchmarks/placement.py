@@ -64,9 +64,14 @@ def best_times(rows: list[dict[str, Any]], cell: Cell) -> dict[str, dict[str, fl
 
 
 def order_of(times: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Engines by the geometric mean of their times over the cases that all of them ran, the fastest first."""
+    """Engines by the geometric mean of their times over the cases that all of them ran, the fastest first.
+
+    None where no case was run by all.
+    """
     engines = {engine for case in times.values() for engine in case}
     shared = [case for case in times.values() if set(case) == engines]
+    if not shared:
+        return []
     mean = {engine: sum(math.log(case[engine]) for case in shared) for engine in engines}
     return sorted(engines, key=lambda engine: (mean[engine], engine))
 
@@ -79,8 +84,8 @@ def cells(path: Path, wanted: tuple[Cell, ...]) -> Iterator[dict[str, Any]]:
     rows = json.loads(path.read_text())["rows"]
     for cell in wanted:
         times = best_times(rows, cell)
-        if times:
-            yield {"where": dict(cell.where), "order": order_of(times), "ms": times}
+        if order := order_of(times):
+            yield {"where": dict(cell.where), "order": order, "ms": times}
 
 
 def write(room: str, path: Path, wanted: tuple[Cell, ...]) -> Path:

@@ -77,11 +77,17 @@ class AutotuneResult(Printed):
                 table.add_row(
                     plan["plan"] + (" *" if plan["plan"] == row["chosen"] else ""),
                     *("" if plan[name] is None else f"{plan[name]:.4g}" for name in ("ms", "spread", "error")),
-                    "" if plan["verdict"] == "timed" else escape(f"{plan['verdict']}: {plan['reason']}"),
+                    escape(_remark(plan)),
                 )
             for engine, reason in row["declines"]:
                 table.add_row(engine, "", "", "", escape(f"declined: {reason}"))
             yield table
+
+
+def _remark(plan: Mapping[str, Any]) -> str:
+    if plan["verdict"] == "timed":
+        return ""
+    return plan["verdict"] + (f": {plan['reason']}" if plan["reason"] else "")
 
 
 @dataclass
@@ -90,7 +96,7 @@ class _Trial:
 
     plan: PlanConfig
     build: Callable[[], Artifact]
-    verdict: str = "timed"
+    verdict: str = "untimed"
     reason: str | None = None
     run: Callable[..., Sequence[jax.Array]] | None = None
     error: float | None = None
@@ -261,7 +267,7 @@ class _Tuning:
         orders = self._tracked(rotated(list(right), EFFORT.rounds))
         timings = interleave({name: trial.run for name, trial in right.items()}, arrays, EFFORT, orders)
         for name, timing in timings.items():
-            right[name].timing = timing
+            right[name].timing, right[name].verdict = timing, "timed"
 
     def _record(self, chosen: _Trial | None) -> bool:
         if chosen is None or chosen.timing is None:
@@ -271,6 +277,9 @@ class _Tuning:
             return False
         if len(self.trials) == 1:
             self.notes.append("there is one plan only")
+            return False
+        if self.built.graph.in_place:
+            self.notes.append("every call was timed with a copy of what it writes over: too much to tell plans apart")
             return False
         record = records.Record(chosen.plan, chosen.timing.ms)
         if reason := records.keep(self.built.graph, self.target, record):
@@ -303,11 +312,12 @@ def _arrays(site: Site) -> tuple[list[jax.Array], list[str]]:
     """Operands to time with, and the names of those for which no values are known."""
     rng = np.random.default_rng(0)
     device = jax.local_devices()[0]
-    known = {name: jax.device_put(value(), device) for name, value in site.known.items()}
-    drawn = {name: _drawn(rng, aval) for name, aval in site.operands.items() if name not in known}
-    arrays = {name: jnp.asarray(array) for name, array in drawn.items() if array is not None} | known
-    if site.operation.sample is not None:
-        arrays |= {**site.operation.sample(site.config, site.operands, arrays), **known}
+    with jax.default_device(device):
+        known = {name: jax.device_put(value(), device) for name, value in site.known.items()}
+        drawn = {name: _drawn(rng, aval) for name, aval in site.operands.items() if name not in known}
+        arrays = {name: jnp.asarray(array) for name, array in drawn.items() if array is not None} | known
+        if site.operation.sample is not None:
+            arrays |= {**site.operation.sample(site.config, site.operands, arrays), **known}
     missing = [name for name in site.operands if name not in arrays]
     return [arrays[name] for name in site.operands if name in arrays], missing
 

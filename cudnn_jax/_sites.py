@@ -97,6 +97,9 @@ def _equations(jaxpr: Any, known: Known) -> Iterator[tuple[Any, Known]]:
 
 # Values
 
+_OF_AXES = ("pvary", "pcast")
+"""Equations inside `shard_map` that change what is known of a value's axes, and not the value."""
+
 
 def _arguments(traced: Any, given: list[Any]) -> Known:
     """Of constants and of arguments that are there. A function with static arguments hides which are which."""
@@ -145,6 +148,8 @@ def _is_discrete(var: Any) -> bool:
 
 
 def _evaluate(eqn: Any, values: list[Callable[[], Any]]) -> list[Any]:
+    if eqn.primitive.name in _OF_AXES:
+        return [value() for value in values]
     results = eqn.primitive.bind(*(value() for value in values), **eqn.params)
     return list(results) if eqn.primitive.multiple_results else [results]
 

@@ -94,7 +94,7 @@ def _limit() -> int:
     return int(given)
 
 
-def warn_unread(error: OSError) -> None:
+def warn_unread(error: Exception) -> None:
     """Says once why the cache does not serve. Planning goes on without it."""
     _warn(str(error))
 

@@ -53,7 +53,13 @@ def find(graph: pygraph, target: Target) -> Record | None:
     except OSError as error:
         cache.warn_unread(error)
         return None
-    return Record(config_of(found["plan"]), found["ms"], found["versions"]) if found else None
+    if not found:
+        return None
+    try:
+        return Record(config_of(found["plan"]), found["ms"], found["versions"])
+    except (KeyError, TypeError):  # of another release
+        cache.warn_unread(ValueError("an autotune record has other fields"))
+        return None
 
 
 def keep(graph: pygraph, target: Target, record: Record) -> str | None:
@@ -64,6 +70,7 @@ def keep(graph: pygraph, target: Target, record: Record) -> str | None:
         if store is None:
             raise OSError(f"there is no cache: {cache.CACHE_VARIABLE} names a folder for one")
         store.store_record(key, {"plan": fields_of(record.plan), "ms": record.ms, "versions": dict(record.versions)})
+        store.load_record(key)  # raises where nobody would read it
     except OSError as error:
         _unkept[key] = record
         return str(error)

@@ -165,12 +165,13 @@ class Store:
 
     def _shrink(self, limit: int) -> None:
         kept = []
-        for path, status in (*_files(self._folder / "programs"), *_files(self._folder / "plans")):
-            if path.name.startswith("."):
-                if time.time() - status.st_mtime > _ABANDONED_S:
-                    _drop(path)
-                continue
-            kept.append((status.st_mtime, status.st_size, path))
+        for kind in ("programs", "plans", "records"):
+            for path, status in _files(self._folder / kind):
+                if path.name.startswith("."):
+                    if time.time() - status.st_mtime > _ABANDONED_S:
+                        _drop(path)
+                elif kind != "records":
+                    kept.append((status.st_mtime, status.st_size, path))
         total = sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):
             if total <= limit:

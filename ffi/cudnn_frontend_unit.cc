@@ -199,7 +199,8 @@ class PlanGraph final : public fe::graph::Graph {
 
   PlanNotes notes(int64_t index) const {
     const auto at = static_cast<size_t>(index);
-    return {names_of(plans.numeric_notes[at], kNumericalNotes), names_of(plans.behavior_notes[at], kBehaviorNotes)};
+    return {names_of(plans.numeric_notes[at], kNumericalNotes),
+            names_of(plans.behavior_notes[at], kBehaviorNotes)};
   }
 
   bool is_built(int64_t index) const { return plans.is_plan_index_executable(index).is_good(); }

@@ -184,7 +184,8 @@ void GraphOperands::check_overlaps(void* const* pointers) const {
     for (size_t j = 0; j < operands_.size(); ++j) {
       if (operands_[i].over == static_cast<int64_t>(j)) {
         if (pointers[i] == pointers[j]) continue;
-        refuse(operands_[i].label + ": it is " + operands_[j].label + ", written over; the rule is one buffer for both");
+        refuse(operands_[i].label + ": it is " + operands_[j].label +
+               ", written over; the rule is one buffer for both");
       }
       const bool once = !operands_[j].output || j < i;
       if (i != j && once && overlap(operands_[i], pointers[i], operands_[j], pointers[j])) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudnn_jax.graph.canonical import is_input
+from cudnn_jax.graph.canonical import is_input, is_output
 from cudnn_jax.graph.errors import GraphValidationError
 from cudnn_jax.graph.operation import Symbols
 from cudnn_jax.graph.shapes import match, refuse
@@ -71,6 +71,10 @@ def _check_ports(node: Node) -> None:
             refuse(node, name, f"was set to data type {tensor.data_type.value}", tensor._fixed_type.value)
         if tensor._inferred_dim and tensor.dim != tensor._inferred_dim:
             refuse(node, name, f"was set to dim {tensor.dim}", f"the operation makes {tensor._inferred_dim}")
+    for name, over in node.written_over.items():
+        if not is_output(node.outputs[name]) or not is_input(node.inputs[over]):
+            rule = f"{name} is an output and {over} a tensor that the caller gives"
+            refuse(node, name, f"is written over {over}", rule)
 
 
 def _check_tensor(node: Node, name: str, tensor: Tensor) -> None:

@@ -18,7 +18,7 @@ import pytest
 import cudnn_jax
 from cudnn_jax import _autotune, _measure
 from cudnn_jax._measure import Effort, Timing
-from cudnn_jax.engines import manifest, planning, records
+from cudnn_jax.engines import cache, manifest, planning, records
 from cudnn_jax.engines.base import Inline, PlanConfig
 from cudnn_jax.engines.sdpa.engines import SdpaReference
 from cudnn_jax.engines.target import CPU
@@ -213,6 +213,18 @@ def test_a_backward_is_timed_with_what_its_forward_makes(monkeypatch: pytest.Mon
     np.testing.assert_allclose(arrays["lse"], jnp.swapaxes(lse, -1, -2), rtol=1e-6)
 
 
+def test_known_lengths_are_handed_on_inside_of_shard_map() -> None:
+    mesh, part = jax.sharding.Mesh(jax.devices()[:1], ("b",)), jax.sharding.PartitionSpec("b")
+    fn = jax.shard_map(
+        lambda q, k, v: cudnn_jax.sdpa(q, k, v, key_value_seq_lengths=jnp.full(q.shape[:1], 3, jnp.int32)),
+        mesh=mesh,
+        in_specs=part,
+        out_specs=part,
+    )
+    (row,) = tuned(fn, *plain())
+    assert row["chosen"] == "xla" and not [note for note in row["notes"] if "settle" in note]
+
+
 def test_integers_without_a_known_meaning_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = planning.pygraph(io_data_type="int32")
     a, b = (graph.tensor((4, 4)) for _ in range(2))
@@ -223,6 +235,7 @@ def test_integers_without_a_known_meaning_are_asked_for(monkeypatch: pytest.Monk
 
     (row,) = tuned(fn, *[jax.ShapeDtypeStruct((4, 4), jnp.int32)] * 2)
     assert row["chosen"] is None and row["notes"][0] == "not timed: give autotune arrays that settle in0, in1"
+    assert {plan["verdict"] for plan in row["plans"]} == {"untimed"}
     (row,) = tuned(fn, *[np.ones((4, 4), np.int32)] * 2)
     assert row["chosen"] == "xla" and row["plans"][0]["error"] == 0
 
@@ -360,6 +373,20 @@ shape = jax.ShapeDtypeStruct((1, 16, 2, 8), jnp.float32)
 (row,) = cudnn_jax.explain(cudnn_jax.sdpa, shape, shape, shape).rows
 print(json.dumps([row["plan"], row["origin"]]))
 """
+
+
+@pytest.mark.usefixtures("family")
+def test_a_record_with_other_fields_is_none() -> None:
+    keep({"ms": 1, "wrong": 0})
+    cache_store = cache.cache_store()
+    assert cache_store is not None
+    key = cache.record_key(_graph(), CPU)
+    found = cache_store.load_record(key)
+    assert found is not None
+    found["plan"].pop("knobs")
+    cache_store.store_record(key, found)
+    with pytest.warns(UserWarning, match="an autotune record has other fields"):
+        assert records.find(_graph(), CPU) is None
 
 
 @pytest.mark.usefixtures("family")

@@ -158,4 +158,4 @@ def mix(
         out = out[:, None]
     else:
         out, state = cudnn_jax.gdn(*operands, initial_state=cache["state"], output_final_state=True, **options)
-    return out, {**after, "state": state}
+    return out, {name: x.astype(cache[name].dtype) for name, x in {**after, "state": state}.items()}

@@ -60,7 +60,7 @@ class GatedDeltaNet(nn.Module):
         a_log = self.param("a_log", shared.init_a_log, heads, self.param_dtype)
         dt_bias = self.param("dt_bias", shared.init_dt_bias, heads, self.param_dtype)
         scale = self.param("norm_scale", nn.initializers.ones, (sizes.value_dim,), self.param_dtype)
-        held = self._cache(sizes, x) if self.decode else None
+        held = self._cache(sizes, x.shape, projected["query"].dtype) if self.decode else None
         out, after = shared.mix(
             sizes,
             projected,
@@ -77,13 +77,13 @@ class GatedDeltaNet(nn.Module):
         out = shared.gated_norm(out, projected["gate"].reshape(out.shape), scale, self.norm_epsilon)
         return nn.Dense(self.features, name="out", **kinds)(out.reshape(*x.shape[:2], -1))
 
-    def _cache(self, sizes: shared.Sizes, x: jax.Array) -> dict[str, Any]:
-        made = sizes.cache(x.shape[0], self.dtype or x.dtype)
+    def _cache(self, sizes: shared.Sizes, shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
+        made = sizes.cache(shape[0], dtype)
         held = {name: self.variable("cache", name, lambda array=array: array) for name, array in made.items()}
         kept = held["state"].value.shape[0]
-        if kept != x.shape[0]:
+        if kept != shape[0]:
             raise ValueError(
-                f"GatedDeltaNet: decode with x of shape {x.shape} and a cache for {kept} sequences; the rule: as many "
+                f"GatedDeltaNet: decode with x of shape {shape} and a cache for {kept} sequences; the rule: as many "
                 "as the cache was initialised with"
             )
         return held

@@ -26,7 +26,8 @@ class GatedDeltaNet(nnx.Module):
       conv_size: inputs that each output of the short convolutions sees.
       allow_neg_eigval: the writing rate reaches 2 in place of 1.
       norm_epsilon: of the output's RMS norm.
-      dtype: what projections and the operation compute in; the input's by default. States are float32.
+      dtype: what projections and the operation compute in; what input and parameters promote to by default. States are
+        float32.
       param_dtype: of the parameters.
       kernel_init: of the projections.
       decode: whether a call continues from the cache that `init_cache` makes; a call may say otherwise.

@@ -71,7 +71,8 @@ class CutileGdnRecurrent(BaseEngine):
 
 def settings(facts: LinearFacts) -> list[Knobs]:
     """`rows` of V that a block holds, and the blocks that a multiprocessor runs at a time, `occupancy`."""
-    return [(("rows", _rows(facts, held)), ("occupancy", blocks)) for held, blocks in _SETTINGS]
+    offered = _SETTINGS[:1] if facts.batch_invariant else _SETTINGS
+    return [(("rows", _rows(facts, held)), ("occupancy", blocks)) for held, blocks in offered]
 
 
 def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
@@ -86,6 +87,8 @@ def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
         yield f"memory of {', '.join(facts.scattered)} is not row-major, serves row-major"
     if reason := _SERVED.element_type(facts.dtype):
         yield f"q {reason}"
+    if facts.batch_invariant and facts.dtype is not data_type.FLOAT:
+        yield f"batch_invariant of {facts.dtype.value}, for which there is one engine, cutile_gdn"
     if "O" not in facts.results:
         yield "O is not an output, serves graphs that give it"
     if "state_checkpoints" in facts.results:

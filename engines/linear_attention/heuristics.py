@@ -1,7 +1,7 @@
-"""The one ranked plan list of linear attention graphs. `placement.json` beside this file holds what it rests on.
+"""The one ranked plan list of linear attention graphs.
 
-Sequences of a token or a few go to the kernel that runs them token by token, others to the one that cuts them in
-chunks.
+The order is that of the slots until `python -m benchmarks gdn` has run: `placement.json` beside this file will then say
+for which lengths the kernel leads that runs sequences token by token.
 """
 
 from cudnn_jax.engines.ranking import measured

@@ -1,4 +1,5 @@
-"""Graphs that stand for what the linear attention engines serve. `make check` builds every image of each."""
+"""Graphs that stand for what the linear attention engines serve. `make check` builds those of each
+that are offered."""
 
 from __future__ import annotations
 

@@ -93,4 +93,5 @@ def test_the_order_is_by_time_over_the_cases_that_all_ran() -> None:
     times = remeasure.best_times(rows, remeasure.FORWARD)
     assert times == {"x": {"slow": 2.0, "fast": 1.0}, "y": {"slow": 3.0, "fast": 2.0}, "z": {"slow": 0.001}}
     assert remeasure.order_of(times) == ["fast", "slow"]
+    assert remeasure.order_of({"x": {"a": 1.0}, "y": {"b": 2.0}}) == []
     assert remeasure.engine_of("cudnn/1:k=2 + xla") == "xla"

@@ -151,3 +151,13 @@ def test_calls_that_do_not_fit_are_named() -> None:
 
 def test_linen_is_a_module_of_linen() -> None:
     assert issubclass(cudnn_jax.flax.linen.GatedDeltaNet, linen.Module)
+
+
+def test_a_cache_keeps_its_types() -> None:
+    x = draw(length=3).astype(jnp.bfloat16)
+    for dtype in (None, jnp.bfloat16):
+        model = cudnn_jax.flax.linen.GatedDeltaNet(FEATURES, **SIZES, decode=True, dtype=dtype)
+        made = model.init(jax.random.key(0), x)
+        _, changed = model.apply(made, x, mutable="cache")
+        types = jax.tree.map(lambda leaf: leaf.dtype, made["cache"])
+        assert jax.tree.map(lambda leaf: leaf.dtype, changed["cache"]) == types

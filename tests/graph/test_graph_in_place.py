@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from cudnn_jax.graph import pygraph
+import pytest
+
+from cudnn_jax.graph import GraphValidationError, pygraph
 
 
-def decode(overwrite: bool) -> pygraph:
+def decode(overwrite: bool, kept: bool = True) -> pygraph:
     graph = pygraph(io_data_type="bfloat16")
     tokens = {name: graph.tensor((3, 2, 16)) for name in ("q", "k", "v")}
     gates = {name: graph.tensor((3, 2), data_type="float32") for name in ("g", "beta")}
@@ -18,7 +20,7 @@ def decode(overwrite: bool) -> pygraph:
         output_final_state=True,
         overwrite_initial_state=overwrite,
     )
-    for tensor in (out, state):
+    for tensor in (out, state) if kept else (out,):
         tensor.set_output(True)
     return graph
 
@@ -35,3 +37,11 @@ def test_a_state_that_is_written_over_is_its_input() -> None:
 def test_other_outputs_have_memory_of_their_own() -> None:
     assert decode(False).in_place == {}
     assert decode(False).hash() != decode(True).hash()
+
+
+def test_what_is_written_over_is_an_output() -> None:
+    decode(False, kept=False).validate()
+    with pytest.raises(
+        GraphValidationError, match="final_state is written over initial_state; the rule: final_state is"
+    ):
+        decode(True, kept=False).validate()
