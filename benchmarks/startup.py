@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import harness
 from benchmarks.report import write_json
+from cudnn_jax._measure import half_iqr
 
 AIMS = {
     "import": 60.0,
@@ -59,7 +59,7 @@ def measure(processes: int) -> list[dict[str, Any]]:
     rows = []
     for name in found[0]["took"]:
         values = np.asarray([each["took"][name] for each in found])
-        row = {"name": name, "ms": float(np.median(values)), "spread": harness.half_iqr(values)}
+        row = {"name": name, "ms": float(np.median(values)), "spread": half_iqr(values)}
         rows.append({**row, "aim": AIMS.get(name)})
     return rows
 

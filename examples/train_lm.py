@@ -326,7 +326,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, nats in (("validation loss", loss), ("byte frequencies alone", baseline)):
         console.print(f"{name + ':':24}{nats:.3f} nats/byte = {nats / NATS_PER_BIT:.3f} bits/byte")
     engines = ", ".join(f"{operation} by {name}" for operation, name in explanation.engines().items())
-    console.print(f"what ran on {device}: {engines}")
+    console.print(f"what ran on {device}: {engines}", soft_wrap=True)
     if not loss < baseline:
         console.print("the loss is not below what byte frequencies alone reach")
         return 1
