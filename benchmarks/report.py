@@ -88,11 +88,8 @@ class Report:
             "rows": [dataclasses.asdict(row) for row in self.rows],
             "left_out": self.left_out,
             "wrong": self.wrong,
-            **{name: found for name, found in self._more().items() if found},
+            **{name: found for name in ("memory", "peer_errors") if (found := getattr(self, name))},
         }
-
-    def _more(self) -> dict[str, Any]:
-        return {"memory": self.memory, "peer_errors": self.peer_errors}
 
     def write(self, folder: Path | None) -> Path:
         """Writes `<op>-<date>.json` under `folder`, by default the results folder of this device."""

@@ -8,39 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import cudnn_jax
-from cudnn_jax.engines import cache, cutile
-from cudnn_jax.engines.planning import pygraph
-from cudnn_jax.graph import GraphNotSupportedError
 from gpu.gdn_backward_programs import CASES, graph_of, implementations
 from gpu.poison import poisoned_outputs
+from gpu.running import run
 from support.gdn_cases import BackwardCase
-from support.linear_attention import Arrays
 
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with poisoned_outputs(monkeypatch):
         yield
-
-
-def run(graph: pygraph, given: Arrays, implementation: str) -> list[np.ndarray]:
-    fn = jax.jit(lambda *arrays: cudnn_jax.call(graph, *arrays, implementation=implementation))
-    try:
-        made = fn(*(jnp.asarray(given[tensor.name]) for tensor in graph.inputs))
-    except GraphNotSupportedError as error:
-        try:
-            cutile.available()
-        except ImportError as missing:
-            if cache.ahead_of_time_store() is None:
-                pytest.skip(f"{missing}; CUDNN_JAX_PROGRAMS names no folder")
-        raise error
-    return [np.asarray(array) for array in made]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -51,7 +31,8 @@ def test_every_setting_is_right_and_repeats_its_bits(case: BackwardCase, rng: np
     assert names
     for name in names:
         graph = case.graph(given)
-        first, second = (run(graph, given, name) for _ in range(2))
+        arrays = [given[tensor.name] for tensor in graph.inputs]
+        first, second = ([np.asarray(array) for array in run(graph, arrays, name)] for _ in range(2))
         case.check(graph, first, want)
         for again, once in zip(second, first, strict=True):
             np.testing.assert_array_equal(again.view(np.uint8), once.view(np.uint8), name)

@@ -7,7 +7,6 @@ the compiler or the folder a case is skipped, with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +14,10 @@ import numpy as np
 import pytest
 
 import cudnn_jax
-from cudnn_jax.engines import cache, cutile
-from cudnn_jax.engines.planning import pygraph
-from cudnn_jax.graph import GraphNotSupportedError
+from cudnn_jax.engines import cutile
 from gpu.norm_programs import CASES, ENGINE, WIDE, implementations
 from gpu.poison import poisoned_outputs
+from gpu.running import run
 from support.norms import Case
 
 
@@ -27,19 +25,6 @@ from support.norms import Case
 def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with poisoned_outputs(monkeypatch):
         yield
-
-
-def run(graph: pygraph, arrays: Any, implementation: str) -> tuple[jax.Array, ...]:
-    fn = jax.jit(lambda *given: cudnn_jax.call(graph, *given, implementation=implementation))
-    try:
-        return fn(*map(jnp.asarray, arrays))
-    except GraphNotSupportedError as error:
-        try:
-            cutile.available()
-        except ImportError as missing:
-            if cache.ahead_of_time_store() is None:
-                pytest.skip(f"{missing}; CUDNN_JAX_PROGRAMS names no folder")
-        raise error
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
