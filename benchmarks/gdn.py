@@ -1,12 +1,12 @@
 """`python -m benchmarks gdn`: Gated DeltaNet beside flash-linear-attention, in one interleaved run on one GPU.
 
 Two clocks. "kernel": what the GPU is busy with, timed over replays of a CUDA graph that holds the call. "wall": what a
-user waits for, of a jitted call of ours and an eager call of the peer, from an idle device. Ours runs on torch's memory
-through `graph.execute`'s door, so that both sides are captured, fed and counted alike; a plan is checked against the
-reference engine in float32 before it is timed. The peer refuses its backward on Hopper with some releases of Triton,
-which make it wrong; it is timed all the same, as nothing else is there, and its errors stand in the rows of the JSON's
-`peer_errors`. `memory` is what a forward and a backward take at most beyond what they
-are given.
+user waits for, from an idle device until the last of some calls is done, of a jitted call of ours and an eager call of
+the peer. For the first, ours runs on torch's memory through `graph.execute`'s door, so that both sides are captured,
+fed and counted alike; a plan is checked against the reference engine in float32 before it is timed. The peer refuses
+its backward on Hopper with some releases of Triton, which make it wrong; it is timed all the same, as nothing else is
+there, and its errors stand in the rows of the JSON's `peer_errors`. `memory` is what a forward and a backward take at
+most beyond what they are given.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dataclasses
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,6 @@ def peer_candidates(case: Case, data: Mapping[str, Any]) -> dict[str, Launch]:
     leaves = {name: data[name].detach().clone().requires_grad_() for name in INPUTS[:5]}
     dense = len(set(case.lengths)) == 1
     batch = len(case.lengths) if dense else 1
-    shaped = {name: leaf.view(batch, case.total // batch, *leaf.shape[1:]) for name, leaf in leaves.items()}
     starts = None if dense else data["cu_seqlens"].long()
     d_out = data["dO"].view(batch, case.total // batch, *data["dO"].shape[1:])
 
@@ -265,16 +265,17 @@ def peer_candidates(case: Case, data: Mapping[str, Any]) -> dict[str, Launch]:
 
     chunk_o.TRITON_ABOVE_3_7_1 = True  # what its refusal asks
 
-    def run(**arrays: Any) -> Any:
-        order = [arrays[name] for name in INPUTS[:5]]
+    def run() -> Any:
+        # Views within: their gradients run on the stream that they were made on, which may be capturing.
+        order = [leaf.view(batch, case.total // batch, *leaf.shape[1:]) for leaf in leaves.values()]
         return chunk_gated_delta_rule(*order, use_qk_l2norm_in_kernel=True, cu_seqlens=starts)[0]
 
     def forward() -> Any:
         with torch.no_grad():
-            return {"O": run(**shaped).view(case.total, case.heads_v, case.dim)}
+            return {"O": run().view(case.total, case.heads_v, case.dim)}
 
     def both() -> Any:
-        out = run(**shaped)
+        out = run()
         found = torch.autograd.grad(out, list(leaves.values()), d_out)
         return {"O": out.detach().view(case.total, case.heads_v, case.dim)} | dict(zip(GRADIENTS, found, strict=True))
 
@@ -329,6 +330,55 @@ class Replay:
         return float(start.elapsed_time(end)) / calls
 
 
+class Jitted:
+    """Plans of a case in one jitted function of jax arrays; states that are written over are donated."""
+
+    def __init__(self, plans: list[tuple[pygraph, dict[str, Any], str]], data: Mapping[str, Any]) -> None:
+        for graph, _, _ in plans:
+            graph.freeze()
+        self.arrays = {name: to_jax(tensor).copy() for name, tensor in data.items() if tensor is not None}
+        names = {tensor: name for _, tensors, _ in plans for name, tensor in tensors.items()}
+        self.inputs = sorted({names[tensor] for graph, _, _ in plans for tensor in graph.inputs})
+        self.over = "initial_state" if "initial_state" in self.inputs else None
+
+        def call(*arrays: jax.Array) -> dict[str, jax.Array]:
+            given, made = dict(zip(self.inputs, arrays, strict=True)), {}
+            for graph, _, plan in plans:
+                outputs = cudnn_jax.call(graph, *(given[names[tensor]] for tensor in graph.inputs), implementation=plan)
+                made |= dict(zip([names[tensor] for tensor in graph.outputs], outputs, strict=True))
+            return made
+
+        donated = (self.inputs.index(self.over),) if self.over else ()
+        self.fn = jax.jit(call, donate_argnums=donated)
+        self.ms(3)
+
+    def ms(self, calls: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            made = self.fn(*(self.arrays[name] for name in self.inputs))
+            if self.over:
+                self.arrays[self.over] = made["final_state"]
+        jax.block_until_ready(made)
+        return (time.perf_counter() - began) * 1e3 / calls
+
+
+class Eager:
+    """A peer's call as its users write it."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+    def ms(self, calls: int) -> float:
+        import torch
+
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            self.launch()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) * 1e3 / calls
+
+
 def in_turns(
     clocks: Mapping[str, Callable[[int], float]], rounds: int, window_ms: float, seed: int
 ) -> dict[str, Timing]:
@@ -361,6 +411,43 @@ def peak_bytes(launch: Launch) -> int:
 
 def errors_of(made: Mapping[str, Any], want: Mapping[str, jax.Array]) -> dict[str, float]:
     return {name: harness.relative_error(to_jax(tensor), want[name]) for name, tensor in made.items()}
+
+
+Clocks = dict[tuple[str, str], Replay | Jitted | Eager]
+"""By direction, and plan or peer."""
+
+
+def add_rows(
+    report: Report,
+    case: Case,
+    clock: str,
+    clocks: Clocks,
+    chosen: Mapping[str, str],
+    errors: Mapping[tuple[str, str], dict[str, float]],
+    rounds: int,
+    seed: int,
+) -> None:
+    timed = in_turns({"|".join(key): each.ms for key, each in clocks.items()}, rounds, 10.0, seed)
+    timings = {tuple(key.split("|")): timing for key, timing in timed.items()}
+    if ("forward", PEER) in timings and ("forward+backward", PEER) in timings:
+        rest = timings["forward+backward", PEER].rounds - timings["forward", PEER].rounds
+        timings["backward", PEER] = Timing(rest)  # it reuses what its forward saved
+    for direction in DIRECTIONS:
+        peer = {PEER: timings[direction, PEER]} if (direction, PEER) in timings else {}
+        for (where, name), timing in timings.items():
+            if where != direction or name == PEER:
+                continue
+            report.add(
+                timing,
+                peer,
+                case=str(case),
+                direction=direction,
+                plan=name,
+                clock=clock,
+                chosen=name == chosen.get(direction),
+                roofline_ms=report.ceilings.roofline_ms(*case.work(direction)),
+                error=errors.get((direction, name)),
+            )
 
 
 def run_case(case: Case, report: Report, rounds: int, seed: int) -> None:
@@ -401,31 +488,17 @@ def run_case(case: Case, report: Report, rounds: int, seed: int) -> None:
             made["final_state"] = made["final_state"].transpose(-1, -2)
         report.peer_errors[f"{case}, {direction}"] = errors_of(made, want)
         launches[direction][PEER] = launch
-    replays = {
+    kernels: Clocks = {
         (direction, name): Replay(launch) for direction, group in launches.items() for name, launch in group.items()
     }
-    timed = in_turns({"|".join(key): replay.ms for key, replay in replays.items()}, rounds, 10.0, seed)
-    timings = {tuple(key.split("|")): timing for key, timing in timed.items()}
-    if ("forward", PEER) in timings and ("forward+backward", PEER) in timings:
-        rest = timings["forward+backward", PEER].rounds - timings["forward", PEER].rounds
-        timings["backward", PEER] = Timing(rest)  # it reuses what its forward saved
-    for direction in DIRECTIONS:
-        peer = {PEER: timings[direction, PEER]} if (direction, PEER) in timings else {}
-        for (where, name), timing in timings.items():
-            if where != direction or name == PEER:
-                continue
-            report.add(
-                timing,
-                peer,
-                case=str(case),
-                direction=direction,
-                plan=name,
-                clock="kernel",
-                chosen=name == chosen.get(direction),
-                roofline_ms=report.ceilings.roofline_ms(*case.work(direction)),
-                error=errors.get((direction, name)),
-            )
-    del replays
+    add_rows(report, case, "kernel", kernels, chosen, errors, rounds, seed)
+    kernels.clear()
+    waits: Clocks = {(direction, PEER): Eager(launch) for direction, launch in peers.items()}
+    for direction, name in chosen.items():
+        made_of = makers(case) if direction == "forward+backward" else {direction: makers(case)[direction]}
+        waits[direction, name] = Jitted([(*make(), chosen[part]) for part, make in made_of.items()], data)
+    add_rows(report, case, "wall", waits, chosen, errors, rounds, seed)
+    waits.clear()
     if case.decode:
         return
     report.memory[str(case)] = {name: peak_bytes(launch) for name, launch in launches["forward+backward"].items()}
