@@ -19,7 +19,8 @@ def run(graph: pygraph, arrays: Sequence[Any], implementation: str) -> tuple[jax
     """The graph's outputs; skips, with the reason, where there is neither the compiler nor a folder."""
     fn = jax.jit(lambda *given: cudnn_jax.call(graph, *given, implementation=implementation))
     try:
-        return fn(*map(jnp.asarray, arrays))
+        with jax.enable_x64(True):  # offsets of 64 bits stay what they are
+            return fn(*map(jnp.asarray, arrays))
     except GraphNotSupportedError as error:
         try:
             cutile.available()
