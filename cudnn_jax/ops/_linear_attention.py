@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,12 +20,11 @@ from cudnn_jax.engines.linear_attention import _inputs
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
 from cudnn_jax.ops import _arguments as check
+from cudnn_jax.ops import _linear_stacked
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
 
 _IO = (jnp.bfloat16, jnp.float16, jnp.float32)
 _STATE = (jnp.float32, jnp.bfloat16)
-_PER_TOKEN = ("q", "k", "v", "g", "beta", "w", "O", "dO", "dQ", "dK", "dV", "dG", "dBeta", "dW")
-"""Ports whose rows are tokens: (B, T, ...) outside a graph, (total, ...) inside."""
 _GRADIENTS = {
     "q": "dQ",
     "k": "dK",
@@ -85,6 +85,7 @@ class LinearAttention:
                 build=self._build_forward,
                 results=self._forward_results,
                 unfolded=self._unfolded_forward,
+                stacked=partial(self._stacked, backward=False),
                 reverse=self._reverse,
                 **common,
             )
@@ -95,6 +96,7 @@ class LinearAttention:
                 build=self._build_backward,
                 results=self._backward_results,
                 unfolded=self._unfolded_backward,
+                stacked=partial(self._stacked, backward=True),
                 is_reverse=True,
                 **common,
             )
@@ -344,16 +346,18 @@ class LinearAttention:
 
     def _hoists_gate(self, operands: Mapping[str, Any]) -> bool:
         """Whether operands without a batch axis make the gate, which then comes out of the operation to be mapped."""
-        if "cu_seqlens" in operands:
-            raise NotImplementedError(
-                f"{self.name} over packed sequences has no vmap rule: pack the mapped sequences too, use the batched "
-                "form (B, T, ...), or jax.lax.map"
-            )
-        if "state_indices" in operands:
-            raise NotImplementedError(
-                f"{self.name}_step with state_indices has no vmap rule: give the whole batch, or use jax.lax.map"
-            )
         return "a_log" in operands or "dt_bias" in operands
+
+    def _stacked(
+        self, config: LinearConfig, operands: Mapping[str, Any], *, backward: bool
+    ) -> Callable[..., Mapping[str, Any]] | None:
+        """Packed sequences and pools have no batch axis to fold into."""
+        rules = {"cu_seqlens": _linear_stacked.packed, "state_indices": _linear_stacked.pooled}
+        rule = next((rule for name, rule in rules.items() if name in operands), None)
+        if rule is None:
+            return None
+        operation = self.backward if backward else self.forward
+        return lambda operands, notes: rule(partial(operation.bind, notes=notes), config, operands)
 
 
 def _hoisted(
@@ -365,10 +369,12 @@ def _hoisted(
     wide = {name: x.astype(jnp.float32) for name, x in parts.items()}
     rest["g"], to_parts = _inputs.log_gate(config, wide["g"], wide.get("a_log"), wide.get("dt_bias"))
 
+    tokens = (0,) if "cu_seqlens" in operands else (0, 1)
+
     def back(d_g: jax.Array) -> dict[str, jax.Array]:
         made = to_parts(d_g)
         return {
-            _GRADIENTS[name]: (made[name] if name == "g" else made[name].sum(axis=(0, 1))).astype(x.dtype)
+            _GRADIENTS[name]: (made[name] if name == "g" else made[name].sum(axis=tokens)).astype(x.dtype)
             for name, x in parts.items()
         }
 
@@ -403,7 +409,7 @@ def _start(avals: Avals) -> tuple[pygraph, dict[str, Tensor], list[tuple[Tensor,
 
     tensors = {}
     for name, aval in avals.items():
-        flat = not packed and name in _PER_TOKEN
+        flat = not packed and name in _linear_stacked.PER_TOKEN
         shape = (aval.shape[0] * aval.shape[1], *aval.shape[2:]) if flat else aval.shape
         tensors[name] = tensor(name, shape, aval.dtype)
     if packed:

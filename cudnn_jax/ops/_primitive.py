@@ -75,7 +75,9 @@ class Operation:
         floats and booleans, and in their place the caller's own where these are known, which it cannot replace. It
         returns the integers that are not known, and what must not be random. None where random numbers serve.
       unfolded: (config, operands) -> a function of the operands to map in the operation's place, to the list of its
-        results, or None where folding is right. Raises NotImplementedError where neither is possible.
+        results, or None where it is not what is mapped.
+      stacked: (config, operands) -> a function of the operands with the mapped axis in front and of notes, to the
+        results by name with it in front, or None where folding is right.
       reverse: what transposes the operation's derivative, for `_derivative`.
       is_reverse: whether the operation is what another one's `reverse` calls.
     """
@@ -90,6 +92,7 @@ class Operation:
     summed: Mapping[str, str] | None = None
     sample: Callable[[Any, Avals, Mapping[str, jax.Array]], Mapping[str, jax.Array]] | None = None
     unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
+    stacked: Callable[[Any, Mapping[str, Any]], Callable[..., Mapping[str, Any]] | None] | None = None
     reverse: _derivative.Reverse | None = None
     is_reverse: bool = False
 
@@ -347,6 +350,11 @@ def _batch(
         made = jax.vmap(fn, in_axes=(dict(zip(names, axes, strict=True)),))(operands)
         return made, [0] * len(made)
     size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
+    if operation.stacked is not None and (run := operation.stacked(config, operands)) is not None:
+        moved = {name: _stacked(arg, axis, size) for name, arg, axis in zip(names, args, axes, strict=True)}
+        copied = [name for name, axis in zip(names, axes, strict=True) if axis is None]
+        results = run(moved, (*notes, *(f"vmap copies {name} {size} times" for name in copied)))
+        return list(results.values()), [0] * len(results)
     lead = names.index(operation.lead)
     batch = args[lead].shape[0] if axes[lead] is None else np.delete(args[lead].shape, axes[lead])[0]
     batch = int(batch)
@@ -375,6 +383,10 @@ def _batch(
             split = split.sum(axis=1, keepdims=True).astype(value.dtype)
         unfolded.append(split)
     return unfolded, [0] * len(unfolded)
+
+
+def _stacked(array: jax.Array, axis: int | None, size: int) -> jax.Array:
+    return jnp.broadcast_to(array, (size, *array.shape)) if axis is None else jnp.moveaxis(array, axis, 0)
 
 
 _PLANNED.multiple_results = True

@@ -71,7 +71,7 @@ def gdn(
 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
-      NotImplementedError: `vmap` over packed sequences, or a derivative that is not reverse mode.
+      NotImplementedError: a derivative that is not reverse mode.
       GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
     """
     return GDN.call(
@@ -136,7 +136,7 @@ def gdn_step(
 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
-      NotImplementedError: a derivative through a pool, or one that is not reverse mode; `vmap` over a pool.
+      NotImplementedError: a derivative through a pool, or one that is not reverse mode.
       GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
     """
     return GDN.step(

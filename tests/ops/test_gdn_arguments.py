@@ -101,11 +101,14 @@ def test_other_derivatives_are_refused_by_name() -> None:
             derivative()
 
 
-def test_packed_vmap_and_pools_are_refused_by_name() -> None:
-    with pytest.raises(NotImplementedError, match="gdn over packed sequences has no vmap rule: pack the mapped"):
-        jax.vmap(lambda q: cudnn_jax.gdn(**PACKED | {"q": q})[0])(PACKED["q"][None])
+def test_a_derivative_through_a_pool_is_refused_by_name() -> None:
     pool = {"state_indices": jnp.array([0, 1], jnp.int32)}
-    with pytest.raises(NotImplementedError, match="gdn_step with state_indices has no vmap rule"):
-        jax.vmap(lambda q: cudnn_jax.gdn_step(**STEP | pool | {"q": q})[0])(STEP["q"][None])
     with pytest.raises(NotImplementedError, match="gdn_step has no derivative through a pool of states"):
         jax.grad(lambda q: cudnn_jax.gdn_step(**STEP | pool | {"q": q})[0].sum())(STEP["q"])
+
+
+def test_vmap_of_more_packed_rows_than_offsets_count_is_refused() -> None:
+    rows = {name: jax.ShapeDtypeStruct((4, 2**29, *x.shape[1:]), x.dtype) for name, x in PACKED.items()}
+    rows |= {"cu_seqlens": jax.ShapeDtypeStruct((4, 3), jnp.int32)}
+    with pytest.raises(NotImplementedError, match="vmap of 4 elements of 536870912 packed rows .* give it in int64"):
+        jax.eval_shape(jax.vmap(lambda x: cudnn_jax.gdn(**x)[0]), rows)

@@ -60,6 +60,43 @@ def test_vmap_folds_into_the_batch() -> None:
     ]
 
 
+@pytest.mark.parametrize("mapped", ["all", "tokens"])
+def test_vmap_of_packed_sequences_equals_a_loop(mapped: str, rng: np.random.Generator) -> None:
+    """With rows of no sequence, empty sequences, states in and out, and kept states."""
+    sizes = [Sizes(lengths, (2, 2, 4), 4, 3, tail=7 - sum(lengths)) for lengths in ((4, 0, 1), (1, 3, 2), (0, 0, 7))]
+    each = [{name: jnp.asarray(x) for name, x in oracle.draw(rng, size, OPTIONS).items()} for size in sizes]
+    if mapped == "tokens":
+        each = [each[0] | {name: one[name] for name in TOKENS} for one in each]
+    axes = {name: None if mapped == "tokens" and name not in TOKENS else 0 for name in each[0]}
+
+    def run(given: Any) -> Any:
+        starts = {"cu_seqlens": given["cu_seqlens"]}
+        rest = {name: x for name, x in given.items() if name not in starts}
+
+        def outputs(rest: Any) -> Any:
+            out, final, kept = cudnn_jax.gdn(**rest, **starts, **KEYWORDS, checkpoint_every_n_tokens=2)
+            return (out**2).sum() + (final**2).sum(), (out, final, kept)
+
+        return jax.grad(outputs, has_aux=True)(rest)
+
+    given = {name: x if axes[name] is None else jnp.stack([one[name] for one in each]) for name, x in each[0].items()}
+    got = jax.jit(jax.vmap(run, in_axes=(axes,)))(given)
+    close(got, jax.tree.map(lambda *x: jnp.stack(x), *map(jax.jit(run), each)))
+
+
+def test_vmap_of_pools_equals_a_loop(rng: np.random.Generator) -> None:
+    """Indices outside of a pool are outside of every pool."""
+    tokens = {name: x[:, 0] for name, x in fresh(rng).items() if name in TOKENS}
+    pools = jnp.asarray(rng.standard_normal((N, 4, 4, 3, 4)), jnp.float32)
+    indices = jnp.array([[3, 0], [-1, 2], [4, 1]], jnp.int32)
+
+    def run(pool: jax.Array, rows: jax.Array) -> Any:
+        return cudnn_jax.gdn_step(**tokens, state=pool, state_indices=rows)
+
+    got = jax.jit(jax.vmap(run))(pools, indices)
+    close(got, jax.tree.map(lambda *x: jnp.stack(x), *(run(*one) for one in zip(pools, indices, strict=True))))
+
+
 def test_remat_and_grad_of_jit(rng: np.random.Generator) -> None:
     given = fresh(rng)
     got = jax.jit(lambda x: [jax.grad(fn)(x) for fn in (jax.jit(loss), jax.checkpoint(loss))])(given)
