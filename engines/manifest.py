@@ -87,22 +87,18 @@ def _norm(name: str, anchor: str) -> EngineFamily:
 
 _UNPROVEN = "CUDNN_JAX_CUTILE_GDN"
 """Of kernels whose benchmark beside a peer is not among the results yet."""
+_LINEAR_ROOM = "cudnn_jax.engines.linear_attention"
 
 
-def _linear_attention(name: str) -> EngineFamily:
+def _linear_attention(name: str, *slots: EngineSlot) -> EngineFamily:
     """The forward and the backward of an operation share a block of ids."""
-    room = "cudnn_jax.engines.linear_attention"
     return EngineFamily(
         name=name,
         anchors=frozenset({name.upper(), f"{name.upper()}_BWD"}),
-        analyzer=(f"{room}.facts", "analyze"),
-        heuristics=(f"{room}.heuristics", "recommend"),
-        slots=(
-            EngineSlot(0, "cutile_gdn", (f"{room}.gdn_cutile", "CutileGdn"), _UNPROVEN),
-            EngineSlot(1, "cutile_gdn_recurrent", (f"{room}.gdn_recurrent_cutile", "CutileGdnRecurrent"), _UNPROVEN),
-            EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "LinearReference")),
-        ),
-        backend_limits=(f"{room}.backend_limits", "mismatch"),
+        analyzer=(f"{_LINEAR_ROOM}.facts", "analyze"),
+        heuristics=(f"{_LINEAR_ROOM}.heuristics", "recommend"),
+        slots=(*slots, EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{_LINEAR_ROOM}.engines", "LinearReference"))),
+        backend_limits=(f"{_LINEAR_ROOM}.backend_limits", "mismatch"),
     )
 
 
@@ -127,7 +123,13 @@ FAMILIES: dict[str, EngineFamily] = {
         _attention("sdpa_bwd", "SDPA_BACKWARD"),
         _norm("norm_fwd", "RMS_NORM"),
         _norm("norm_bwd", "RMS_NORM_BACKWARD"),
-        _linear_attention("gdn"),
+        _linear_attention(
+            "gdn",
+            EngineSlot(0, "cutile_gdn", (f"{_LINEAR_ROOM}.gdn_cutile", "CutileGdn"), _UNPROVEN),
+            EngineSlot(
+                1, "cutile_gdn_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdnRecurrent"), _UNPROVEN
+            ),
+        ),
         POINTWISE,
     )
 }

@@ -1,4 +1,4 @@
-"""Linear attention of the structured table: the gated delta rule, forward and backward, over packed sequences.
+"""Linear attention of the structured table: gated delta rules, forward and backward, over packed sequences.
 
 T tokens of N sequences stand behind each other. H, HK and HV are the heads of q, k and v; HO = max(H, HV) those of
 gates, outputs and states. Head h of HO reads head h // (HO / heads) of q, k and v. K is the key dim, V the value dim.
@@ -23,6 +23,8 @@ _FLOAT = data_type.FLOAT
 _IO = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
 _STATE = (data_type.FLOAT, data_type.BFLOAT16)
 _CHECKPOINTS = "T // checkpoint_every_n_tokens"
+GATE_LOWER_BOUND = -5.0
+"""Of a safe gate that has one and is given none."""
 
 
 def _port(name: str, shape: str | None, doc: str, *types: data_type | str, **more: Any) -> Input:
@@ -39,8 +41,9 @@ _PORTS = {
         _port("q", "T H K", "Query, (T, H, K): float32, float16 or bfloat16.", *_IO),
         _port("k", "T HK K", "Key, (T, HK, K), q's type.", "q"),
         _port("v", "T HV V", "Value, (T, HV, V), q's type.", "q"),
-        _port("g", "T HO", "Gate, (T, HO): gate_domain says of what. float32 or q's type.", _FLOAT, "q"),
-        _port("beta", "T HO", "How much of each token is written, (T, HO), float32 or q's type.", _FLOAT, "q"),
+        _port("g", None, "Gate, {dims}: gate_domain says of what. float32 or q's type.", _FLOAT, "q"),
+        _port("beta", None, "{what}, {dims}, float32 or q's type.", _FLOAT, "q"),
+        _port("w", None, "How much of each value is written, {dims}, float32 or q's type.", _FLOAT, "q"),
         _port(
             "cu_seqlens",
             "N+1",
@@ -64,7 +67,7 @@ _PORTS = {
         ),
         _maybe("d_final_state", "N HO V K", "Cotangent of final_state, (N, HO, V, K), float32 or bfloat16.", *_STATE),
         _maybe("a_log", "HO", "Logarithm of each head's decay rate, (HO), with safe_gate; 0 if absent.", _FLOAT, "q"),
-        _maybe("dt_bias", "HO", "Added to g, (HO), with safe_gate; 0 if absent.", _FLOAT, "q"),
+        _maybe("dt_bias", None, "Added to g, {dims}, with safe_gate; 0 if absent.", _FLOAT, "q"),
         _maybe(
             "state_indices",
             "N",
@@ -89,12 +92,18 @@ _ATTRIBUTES = {
         ),
         Attribute("use_beta_sigmoid", kinds.flag, "Whether beta holds logits.", default=False),
         Attribute("allow_neg_eigval", kinds.flag, "Whether the sigmoid of beta's logits is doubled.", default=False),
+        Attribute(
+            "beta_guard", kinds.flag, "Whether what is erased may not grow a state; no engine serves it.", default=False
+        ),
         Attribute("safe_gate", kinds.flag, "Whether g holds raw logits.", default=False),
         Attribute(
             "gate_domain",
             kinds.choice("LOG", "LINEAR"),
             "LOG: g is a logarithm. LINEAR: g is the factor itself, in (0, 1], floored at 1e-10.",
             default="LOG",
+        ),
+        Attribute(
+            "gate_lower_bound", kinds.number, "The least LOG gate that safe_gate makes.", default=GATE_LOWER_BOUND
         ),
         Attribute(
             "batch_invariant", kinds.flag, "A sequence gives the same bits whatever else is packed.", default=False
@@ -160,6 +169,9 @@ def _gate(node: Node, symbols: Symbols) -> None:
     given = [port for port in ("a_log", "dt_bias") if port in node.inputs]
     if given and not params["safe_gate"]:
         refuse(node, given[0], "came without safe_gate", "it belongs to the gate's raw logits, safe_gate=True")
+    bound = params.get("gate_lower_bound", GATE_LOWER_BOUND)
+    if not bound < 0:
+        refuse(node, "gate_lower_bound", f"is {bound}", "below 0")
 
 
 def _checkpoint_interval(node: Node, symbols: Symbols) -> None:
@@ -187,62 +199,103 @@ def _states(node: Node, symbols: Symbols) -> None:
 _RULES = (at_least_one("H", "HK", "HV", "K", "V"), _heads, _sequences, _gate, _checkpoint_interval, _states)
 
 
-def _operation(name: str, summary: str, inputs: str, attributes: str, outputs: tuple[Output, ...]) -> Operation:
-    return Operation(
-        name=name,
-        type=name.upper(),
-        summary=summary,
-        inputs=tuple(_PORTS[port] for port in inputs.split()),
-        outputs=outputs,
-        attributes=tuple(_ATTRIBUTES[attribute] for attribute in attributes.split()),
-        rules=_RULES,
+_FORWARD_ONLY = {"state_indices", "output_final_state"}
+_BACKWARD_ONLY = {"dO", "state_checkpoints", "d_final_state"}
+_FORWARD_OUTPUTS = (
+    Output("O", "(T, HO, V), q's type.", dense("T HO V"), like="q"),
+    Output(
+        "final_state",
+        "S behind each sequence's last token, (N, HO, V, K), or the pool with these rows replaced. "
+        "initial_state's type, float32 without one.",
+        _final_state,
+        _flagged("output_final_state"),
+        _FLOAT,
+        like="initial_state",
+        over=("overwrite_initial_state", "initial_state"),
+    ),
+    Output(
+        "state_checkpoints",
+        f"({_CHECKPOINTS}, HO, V, K), q's type, in the order of the sequences; 0 behind the last one.",
+        _checkpoints,
+        _flagged("checkpoint_every_n_tokens"),
+        like="q",
+    ),
+)
+_GRADIENTS = {
+    "q": "dQ",
+    "k": "dK",
+    "v": "dV",
+    "g": "dG",
+    "beta": "dBeta",
+    "w": "dW",
+    "initial_state": "d_initial_state",
+    "a_log": "d_a_log",
+    "dt_bias": "d_dt_bias",
+}
+
+
+def _pair(
+    name: str, summary: str, beta: str, shapes: Mapping[str, str], absent: frozenset[str]
+) -> tuple[Operation, Operation]:
+    """The forward and the backward of a rule.
+
+    Args:
+      beta: what it is.
+      shapes: of the ports whose dims depend on the rule.
+      absent: ports and attributes that it lacks.
+    """
+
+    def port(each: Input) -> Input:
+        if each.name not in shapes:
+            return each
+        dims = f"({', '.join(shapes[each.name].split())})"
+        return each._replace(shape=shapes[each.name], doc=each.doc.format(dims=dims, what=beta))
+
+    def operation(suffix: str, summary: str, without: set[str], outputs: tuple[Output, ...]) -> Operation:
+        left_out = absent | without
+        return Operation(
+            name=f"{name}{suffix}",
+            type=f"{name}{suffix}".upper(),
+            summary=summary,
+            inputs=tuple(port(each) for key, each in _PORTS.items() if key not in left_out),
+            outputs=outputs,
+            attributes=tuple(each for key, each in _ATTRIBUTES.items() if key not in left_out),
+            rules=_RULES,
+        )
+
+    gradients = tuple(
+        _gradient(gradient, of, _PORTS[of].optional) for of, gradient in _GRADIENTS.items() if of not in absent
+    )
+    return (
+        operation("", summary, _BACKWARD_ONLY, _FORWARD_OUTPUTS),
+        operation("_bwd", f"The gradients of `{name}`.", _FORWARD_ONLY, gradients),
     )
 
 
-GDN = _operation(
+_WRITTEN = "How much of each token is written"
+
+GDN, GDN_BWD = _pair(
     "gdn",
     "Gated DeltaNet: S <- exp(g) S; S <- S + beta (v - S k) k^T; O = scale S q, token by token, S (V, K) of each head.",
-    "q k v g beta cu_seqlens initial_state a_log dt_bias state_indices",
-    "scale output_final_state use_qk_l2norm checkpoint_every_n_tokens use_beta_sigmoid allow_neg_eigval safe_gate "
-    "gate_domain batch_invariant overwrite_initial_state",
-    (
-        Output("O", "(T, HO, V), q's type.", dense("T HO V"), like="q"),
-        Output(
-            "final_state",
-            "S behind each sequence's last token, (N, HO, V, K), or the pool with these rows replaced. "
-            "initial_state's type, float32 without one.",
-            _final_state,
-            _flagged("output_final_state"),
-            _FLOAT,
-            like="initial_state",
-            over=("overwrite_initial_state", "initial_state"),
-        ),
-        Output(
-            "state_checkpoints",
-            f"({_CHECKPOINTS}, HO, V, K), q's type, in the order of the sequences; 0 behind the last one.",
-            _checkpoints,
-            _flagged("checkpoint_every_n_tokens"),
-            like="q",
-        ),
-    ),
+    _WRITTEN,
+    {"g": "T HO", "beta": "T HO", "dt_bias": "HO"},
+    absent=frozenset({"w", "beta_guard", "gate_lower_bound"}),
+)
+KDA, KDA_BWD = _pair(
+    "kda",
+    "Kimi Delta Attention: S <- S diag(exp(g)); S <- S + beta (v - S k) k^T; O = scale S q, token by token, S (V, K) "
+    "of each head.",
+    _WRITTEN,
+    {"g": "T HO K", "beta": "T HO", "dt_bias": "HO K"},
+    absent=frozenset({"w", "beta_guard"}),
+)
+GDN2, GDN2_BWD = _pair(
+    "gdn2",
+    "Gated DeltaNet 2: S <- S diag(exp(g)); S <- S + (w v - S (beta k)) k^T; O = scale S q, token by token, S (V, K) "
+    "of each head.",
+    "How much of each key is erased",
+    {"g": "T HO K", "beta": "T HO K", "w": "T HO V", "dt_bias": "HO K"},
+    absent=frozenset(),
 )
 
-GDN_BWD = _operation(
-    "gdn_bwd",
-    "The gradients of `gdn`.",
-    "q k v g beta cu_seqlens dO state_checkpoints initial_state d_final_state a_log dt_bias",
-    "scale use_qk_l2norm checkpoint_every_n_tokens use_beta_sigmoid allow_neg_eigval safe_gate gate_domain "
-    "batch_invariant overwrite_initial_state",
-    (
-        _gradient("dQ", "q"),
-        _gradient("dK", "k"),
-        _gradient("dV", "v"),
-        _gradient("dG", "g"),
-        _gradient("dBeta", "beta"),
-        _gradient("d_initial_state", "initial_state", optional=True),
-        _gradient("d_a_log", "a_log", optional=True),
-        _gradient("d_dt_bias", "dt_bias", optional=True),
-    ),
-)
-
-LINEAR_ATTENTION = (GDN, GDN_BWD)
+LINEAR_ATTENTION = (GDN, GDN_BWD, KDA, KDA_BWD, GDN2, GDN2_BWD)

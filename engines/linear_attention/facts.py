@@ -9,7 +9,11 @@ from types import MappingProxyType
 from cudnn_jax.graph import Tensor, data_type, pygraph
 from cudnn_jax.graph.layout import row_major
 
-_TYPES = {"GDN": ("gdn", "fwd"), "GDN_BWD": ("gdn", "bwd")}
+_TYPES = {
+    f"{operation.upper()}{suffix}": (operation, direction)
+    for operation in ("gdn", "kda", "gdn2")
+    for suffix, direction in (("", "fwd"), ("_BWD", "bwd"))
+}
 """Node type -> (operation, direction)."""
 
 
@@ -18,7 +22,7 @@ class LinearFacts:
     """One record for a graph of a linear attention operation, forward or backward.
 
     Attributes:
-      operation, direction: "gdn"; "fwd" or "bwd".
+      operation, direction: "gdn", "kda" or "gdn2"; "fwd" or "bwd".
       total: tokens, all sequences behind each other; those past cu_seqlens[-1] belong to none.
       sequences: how many; each may be empty.
       heads_q, heads_k, heads_v: heads of q, k and v; each divides `heads`.
@@ -84,6 +88,7 @@ class LinearFacts:
         ]
         flags = ("use_qk_l2norm", "use_beta_sigmoid", "allow_neg_eigval", "safe_gate", "overwrite", "batch_invariant")
         words += [name for name in flags if getattr(self, name)]
+        words += [f"gate above {self.gate_lower_bound:g}"] if self.safe_gate and self.gate_lower_bound else []
         words += ["linear gate"] if self.gate_domain == "linear" else []
         words += [f"checkpoint every {self.checkpoint_every}"] if "state_checkpoints" in self.dtypes else []
         words += [name for name in ("initial_state", "state_indices", "d_final_state") if name in self.ports]
@@ -101,6 +106,7 @@ def analyze(graph: pygraph) -> LinearFacts:
     params = node.params
     unexplained = [n.name or n.type for n in graph.nodes if n is not node]
     unexplained += [f"port {name} that is no input" for name in node.inputs if name not in ports]
+    unexplained += ["beta_guard"] if params.get("beta_guard") else []
     unexplained += ["ragged offsets"] if any(t.ragged_offset is not None for t in tensors.values()) else []
     return LinearFacts(
         operation=operation,

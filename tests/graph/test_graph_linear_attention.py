@@ -28,6 +28,13 @@ SHAPES = {
 TYPES = {"g": "float32", "cu_seqlens": "int32", "state_indices": "int32", "initial_state": "float32"}
 TYPES |= {"d_final_state": "float32", "a_log": "float32"}
 TOKENS = ("q", "k", "v", "g", "beta", "cu_seqlens")
+CHANNELS = {"g": (T, HV, K), "dt_bias": (HV, K)}
+OPERATIONS: dict[str, tuple[tuple[str, ...], dict[str, tuple[int, ...]]]] = {
+    "gdn": ((), {}),
+    "kda": ((), CHANNELS),
+    "gdn2": (("w",), {**CHANNELS, "beta": (T, HV, K), "w": (T, HV, V)}),
+}
+"""Operation -> what it has beyond TOKENS, and dims that are not those of SHAPES."""
 
 
 @pytest.fixture
@@ -38,7 +45,9 @@ def graph() -> pygraph:
 def ports(graph: pygraph, *more: str, **dims: tuple[int, ...]) -> dict[str, Tensor]:
     names = (*TOKENS, *more)
     return {
-        name: graph.tensor(dims.get(name, SHAPES[name]), data_type=TYPES.get(name, "bfloat16"), name=name)
+        name: graph.tensor(
+            dims[name] if name in dims else SHAPES[name], data_type=TYPES.get(name, "bfloat16"), name=name
+        )
         for name in names
     }
 
@@ -65,14 +74,32 @@ def test_a_pool_is_an_output_where_it_is_written(graph: pygraph) -> None:
     assert final.dim == (P, HV, V, K)
 
 
-def test_gradients_are_as_their_inputs(graph: pygraph) -> None:
-    assert graph.gdn_bwd(**ports(graph, "dO"))[5:] == (None, None, None)
-    given = ports(graph, "dO", "initial_state", "d_final_state", "a_log", "dt_bias", "state_checkpoints")
-    made = graph.gdn_bwd(**given, safe_gate=True, checkpoint_every_n_tokens=6)
-    for tensor, name in zip(made, (*TOKENS[:5], "initial_state", "a_log", "dt_bias"), strict=True):
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_gradients_are_as_their_inputs(graph: pygraph, operation: str) -> None:
+    more, dims = OPERATIONS[operation]
+    build = getattr(graph, f"{operation}_bwd")
+    assert build(**ports(graph, "dO", *more, **dims))[5 + len(more) :] == (None, None, None)
+    names = ("dO", "initial_state", "d_final_state", "a_log", "dt_bias", "state_checkpoints", *more)
+    given = ports(graph, *names, **dims)
+    made = build(**given, safe_gate=True, checkpoint_every_n_tokens=6)
+    for tensor, name in zip(made, (*TOKENS[:5], *more, "initial_state", "a_log", "dt_bias"), strict=True):
         tensor.set_output(True)
         assert (tensor.dim, tensor.data_type) == (given[name].dim, given[name].data_type)
     graph.freeze()
+
+
+@pytest.mark.parametrize("operation", ["kda", "gdn2"])
+def test_gates_with_channels(graph: pygraph, operation: str) -> None:
+    more, dims = OPERATIONS[operation]
+    build = getattr(graph, operation)
+    out, final, _ = build(**ports(graph, *more, **dims), output_final_state=True)
+    assert (out.dim, final.dim) == ((T, HV, V), (N, HV, V, K))
+    for name in dims:
+        given = ports(graph, *more, "dt_bias", **(dims | {name: dims[name][:-1]}))
+        with pytest.raises(GraphValidationError, match=f"{name} has dim"):
+            build(**given, safe_gate=True)
+    with pytest.raises(GraphValidationError, match="gate_lower_bound is 0.0; the rule: below 0"):
+        build(**ports(graph, *more, **dims), gate_lower_bound=0)
 
 
 BAD: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any], str]] = [
@@ -147,6 +174,29 @@ def test_facts(graph: pygraph) -> None:
     assert facts.describe() == (
         "gdn fwd bfloat16 N3 T20 heads 2/1/4 K8 V6 use_qk_l2norm overwrite initial_state state_indices final_state"
     )
+
+
+@pytest.mark.parametrize(
+    ("operation", "options", "words"),
+    [
+        ("kda", {"safe_gate": True}, " safe_gate gate above -5"),
+        ("kda", {"safe_gate": True, "gate_lower_bound": -2.5}, " safe_gate gate above -2.5"),
+        ("gdn2", {}, ""),
+    ],
+)
+def test_facts_of_gates_with_channels(graph: pygraph, operation: str, options: Any, words: str) -> None:
+    more, dims = OPERATIONS[operation]
+    out, _, _ = getattr(graph, operation)(**ports(graph, *more, **dims), **options)
+    out.set_output(True)
+    graph.freeze()
+    assert analyze(graph).describe() == f"{operation} fwd bfloat16 N3 T20 heads 2/1/4 K8 V6{words}"
+
+
+def test_a_guarded_beta_is_not_described(graph: pygraph) -> None:
+    more, dims = OPERATIONS["gdn2"]
+    graph.gdn2(**ports(graph, *more, **dims), beta_guard=True)[0].set_output(True)
+    graph.freeze()
+    assert analyze(graph).unexplained == ("beta_guard",)
 
 
 def test_facts_name_what_they_do_not_describe(graph: pygraph) -> None:

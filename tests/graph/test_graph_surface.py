@@ -43,7 +43,7 @@ def test_a_captured_entry_tells_inputs_from_outputs(name: str) -> None:
     assert {output.name for output in operation.outputs if output.from_caller} == set(facts["out_kwargs"])
 
 
-@pytest.mark.parametrize("name", ["rmsnorm", "rmsnorm_backward", "gdn", "gdn_bwd"])
+@pytest.mark.parametrize("name", SURFACE["structured"])
 def test_a_structured_entry_is_the_surfaces(name: str) -> None:
     facts, operation = SURFACE["structured"][name], OPERATIONS[name]
     assert [port.name for port in operation.inputs] == facts["inputs"]

@@ -63,7 +63,7 @@ class Case:
         """Every output is asked for, the final state if `final`."""
         graph = pygraph(io_data_type=self.dtype)
         tensors = {name: graph.tensor(x.shape, data_type=x.dtype.name, name=name) for name, x in given.items()}
-        options = asdict(self.options)
+        options = self.options.attributes()
         graph.gdn(**tensors, **options, output_final_state=self.final, overwrite_initial_state=self.overwrite)
         for tensor in graph.nodes[0].outputs.values():
             tensor.set_output(True)
@@ -122,7 +122,7 @@ class BackwardCase(Case):
         """Every gradient is asked for."""
         graph = pygraph(io_data_type=self.dtype)
         tensors = {name: graph.tensor(x.shape, data_type=x.dtype.name, name=name) for name, x in given.items()}
-        graph.gdn_bwd(**tensors, **asdict(self.options))
+        graph.gdn_bwd(**tensors, **self.options.attributes())
         for tensor in graph.nodes[0].outputs.values():
             tensor.set_output(True)
         return graph

@@ -1,9 +1,13 @@
-"""The gated delta rule token by token in float64, forward and backward: numpy alone, heads beside each other."""
+"""Gated delta rules token by token in float64, forward and backward: numpy alone, heads beside each other.
+
+One rule stands for all of them, S <- S diag(exp(g)); S <- S + (w v - S (beta k)) k^T; O = scale S q, whose g, beta and w
+have one channel where an operation has none, and whose w is beta where it has no w.
+"""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +21,7 @@ _SEGMENT = 64
 
 @dataclass(frozen=True)
 class Options:
-    """The operation's options; `scale` None is K**-0.5."""
+    """The operation's options; `scale` None is K**-0.5, `gate_lower_bound` the operation's own."""
 
     scale: float | None = None
     use_qk_l2norm: bool = False
@@ -25,7 +29,12 @@ class Options:
     allow_neg_eigval: bool = False
     safe_gate: bool = False
     gate_domain: str = "log"
+    gate_lower_bound: float | None = None
     checkpoint_every_n_tokens: int = 0
+
+    def attributes(self) -> dict[str, Any]:
+        """As a graph's builder takes them."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 PLAIN = Options()
@@ -34,8 +43,8 @@ PLAIN = Options()
 def forward(given: Arrays, options: Options = PLAIN) -> Arrays:
     """O, final_state and state_checkpoints of packed operands under their ports' names.
 
-    q (T, H, K), k (T, HK, K), v (T, HV, V), g and beta (T, HO), cu_seqlens (n + 1); initial_state (n, HO, V, K), a_log
-    and dt_bias (HO) may be absent.
+    q (T, H, K), k (T, HK, K), v (T, HV, V), the gates of `GATES`, cu_seqlens (n + 1); initial_state (n, HO, V, K),
+    a_log (HO) and dt_bias (g's shape without T) may be absent.
     """
     rule = _Rule.of(given, options)
     total, heads, value_dim = rule.v.shape
@@ -58,7 +67,7 @@ def forward(given: Arrays, options: Options = PLAIN) -> Arrays:
 def backward(given: Arrays, d_o: Array, d_final: Array | None = None, options: Options = PLAIN) -> Arrays:
     """The gradients of <O, d_o> + <final_state, d_final> by every operand, under the operands' names."""
     rule = _Rule.of(given, options)
-    grads = {name: np.zeros_like(getattr(rule, name)) for name in ("q", "k", "v", "g", "beta")}
+    grads = {name: np.zeros_like(getattr(rule, name)) for name in ("q", "k", "v", "g", "beta", "w")}
     d_initial = np.zeros_like(rule.initial) if d_final is None else _wide(d_final)
     for s, (begin, end) in enumerate(rule.spans):
         segments = [(start, min(start + _SEGMENT, end)) for start in range(begin, end, _SEGMENT)]
@@ -86,7 +95,7 @@ def _times(state: Array, row: Array) -> Array:
 
 @dataclass
 class _Rule:
-    """The operands as the options make them: q, k, v of each head of HO, g the decay's logarithm."""
+    """The operands as the options make them: q, k, v of each head of HO, g the decay's logarithm, gates with channels."""
 
     given: Arrays
     options: Options
@@ -95,6 +104,7 @@ class _Rule:
     v: Array
     g: Array
     beta: Array
+    w: Array
     initial: Array
     spans: list[tuple[int, int]]
     scale: float
@@ -111,20 +121,23 @@ class _Rule:
             if options.use_qk_l2norm and name != "v":
                 x = x / _norm(x)
             qkv[name] = np.repeat(x, heads // x.shape[1], axis=1)
-        beta = wide["beta"]
+        beta = _channels(wide["beta"])
         if options.use_beta_sigmoid:
             beta = _sigmoid(beta) * (2 if options.allow_neg_eigval else 1)
         g = wide["g"]
-        if options.safe_gate:
-            g = -np.exp(wide.get("a_log", 0.0)) * np.logaddexp(0, g + wide.get("dt_bias", 0.0))
+        if options.safe_gate and g.ndim == 3:
+            g = _bound(options) * _sigmoid(_rate(wide) * (g + wide.get("dt_bias", 0.0)))
+        elif options.safe_gate:
+            g = -_rate(wide) * np.logaddexp(0, g + wide.get("dt_bias", 0.0))
         elif options.gate_domain == "linear":
             g = np.log(np.maximum(g, 1e-10))
         return cls(
             given=wide,
             options=options,
             **qkv,
-            g=g,
+            g=_channels(g),
             beta=beta,
+            w=wide.get("w", beta),
             initial=wide.get("initial_state", np.zeros(shape)),
             spans=list(itertools.pairwise(cu)),
             scale=shape[-1] ** -0.5 if options.scale is None else options.scale,
@@ -132,8 +145,8 @@ class _Rule:
 
     def write(self, t: int, state: Array) -> Array:
         """The state behind token t."""
-        state = np.exp(self.g[t])[:, None, None] * state
-        written = self.beta[t][:, None] * (self.v[t] - _times(state, self.k[t]))
+        state = np.exp(self.g[t])[:, None, :] * state
+        written = self.w[t] * self.v[t] - _times(state, self.beta[t] * self.k[t])
         return state + written[:, :, None] * self.k[t][:, None, :]
 
     def run(self, begin: int, end: int, state: Array) -> list[Array]:
@@ -145,20 +158,22 @@ class _Rule:
 
     def back(self, t: int, state: Array, d_o: Array, d_after: Array, grads: Arrays) -> Array:
         """The gradient of the state in front of token t, of the one behind it; fills the token's rows of `grads`."""
-        q, k, v, beta, alpha = self.q[t], self.k[t], self.v[t], self.beta[t][:, None], np.exp(self.g[t])[:, None, None]
+        q, k, v, beta, w = (getattr(self, name)[t] for name in ("q", "k", "v", "beta", "w"))
+        alpha = np.exp(self.g[t])[:, None, :]
         decayed = alpha * state
-        rest = v - _times(decayed, k)
-        after = decayed + (beta * rest)[:, :, None] * k[:, None, :]
+        written = w * v - _times(decayed, beta * k)
+        after = decayed + written[:, :, None] * k[:, None, :]
         d_o = _wide(d_o)
         grads["q"][t] = self.scale * _times(after.swapaxes(1, 2), d_o)
         d_after = d_after + self.scale * d_o[:, :, None] * q[:, None, :]
         d_written = _times(d_after, k)
-        d_rest = beta * d_written
-        grads["beta"][t] = np.sum(d_written * rest, axis=-1)
-        grads["v"][t] = d_rest
-        grads["k"][t] = _times(d_after.swapaxes(1, 2), beta * rest) - _times(decayed.swapaxes(1, 2), d_rest)
-        d_decayed = d_after - d_rest[:, :, None] * k[:, None, :]
-        grads["g"][t] = np.sum(d_decayed * decayed, axis=(1, 2))
+        d_erased = -_times(decayed.swapaxes(1, 2), d_written)
+        grads["w"][t] = _summed(d_written * v, w)
+        grads["v"][t] = d_written * w
+        grads["beta"][t] = _summed(d_erased * k, beta)
+        grads["k"][t] = _times(d_after.swapaxes(1, 2), written) + beta * d_erased
+        d_decayed = d_after - d_written[:, :, None] * (beta * k)[:, None, :]
+        grads["g"][t] = _summed(np.sum(d_decayed * decayed, axis=1), self.g[t])
         return alpha * d_decayed
 
     def to_operands(self, grads: Arrays) -> Arrays:
@@ -172,19 +187,49 @@ class _Rule:
                 x, r = given[name], 1 / _norm(given[name])
                 d_x = r * d_x - r**3 * x * np.sum(x * d_x, axis=-1, keepdims=True)
             named[name] = d_x
-        d_beta, d_g = grads["beta"], grads["g"]
+        d_beta, d_g = (grads[name].reshape(given[name].shape) for name in ("beta", "g"))
+        if "w" in given:
+            named["w"] = grads["w"]
+        else:
+            d_beta = d_beta + grads["w"].reshape(d_beta.shape)
         if options.use_beta_sigmoid:
             half = _sigmoid(given["beta"])
             d_beta = d_beta * half * (1 - half) * (2 if options.allow_neg_eigval else 1)
         if options.safe_gate:
-            raw = given["g"] + given.get("dt_bias", 0.0)
-            d_raw = -np.exp(given.get("a_log", 0.0)) * _sigmoid(raw) * d_g
-            named["a_log"], named["dt_bias"] = np.sum(d_g * self.g, axis=0), np.sum(d_raw, axis=0)
+            raw, rate = given["g"] + given.get("dt_bias", 0.0), _rate(given)
+            if d_g.ndim == 3:
+                half = _sigmoid(rate * raw)
+                d_raw = _bound(options) * half * (1 - half) * rate * d_g
+                named["a_log"] = np.sum(d_raw * raw, axis=(0, 2))
+            else:
+                d_raw = -rate * _sigmoid(raw) * d_g
+                named["a_log"] = np.sum(d_g * self.g[..., 0], axis=0)
+            named["dt_bias"] = np.sum(d_raw, axis=0)
             d_g = d_raw
         elif options.gate_domain == "linear":
             d_g = np.where(given["g"] > 1e-10, d_g / np.maximum(given["g"], 1e-10), 0)
         named |= {"g": d_g, "beta": d_beta}
         return {name: x for name, x in named.items() if name in given}
+
+
+def _channels(x: Array) -> Array:
+    """(T, HO) as (T, HO, 1)."""
+    return x if x.ndim == 3 else x[..., None]
+
+
+def _summed(d_x: Array, x: Array) -> Array:
+    """The gradient of x, which was broadcast over its last axis or was not."""
+    return d_x if x.shape == d_x.shape else np.sum(d_x, axis=-1, keepdims=True)
+
+
+def _rate(given: Arrays) -> Any:
+    """exp(a_log) against g."""
+    rate = np.exp(given.get("a_log", 0.0))
+    return rate[:, None] if np.ndim(rate) and given["g"].ndim == 3 else rate
+
+
+def _bound(options: Options) -> float:
+    return -5.0 if options.gate_lower_bound is None else options.gate_lower_bound
 
 
 def _norm(x: Array) -> Array:
@@ -226,6 +271,12 @@ class Sizes:
         return (len(self.lengths), self.gates, self.value_dim, self.key_dim)
 
 
+GATES = {
+    "gdn": {"g": "", "beta": ""},
+    "kda": {"g": "K", "beta": ""},
+    "gdn2": {"g": "K", "beta": "K", "w": "V"},
+}
+"""Operation -> gate -> its channels behind (T, HO): one for each column or row of a state, or none."""
 KINDS = ("mild", "strong", "reset", "correlated", "reflecting", "unwritten", "zero_keys")
 """Inputs that go wrong in different ways: decays of e^-50; one reset of e^-10000 in front of mild decays; keys that are
 nearly parallel, slowly forgotten; the same written twice over (beta near 2); beta 0 and tiny; keys that are 0."""
@@ -237,9 +288,12 @@ def draw(
     options: Options = PLAIN,
     kind: str = "mild",
     without: tuple[str, ...] = (),
+    operation: str = "gdn",
 ) -> Arrays:
     """Fresh float32 operands of `forward`, for the options, without the optional ones named."""
     total, (heads_q, heads_k, heads_v), gates = sizes.total, sizes.heads, sizes.gates
+    channels = {"": (), "K": (sizes.key_dim,), "V": (sizes.value_dim,)}
+    shapes = {name: (total, gates, *channels[axis]) for name, axis in GATES[operation].items()}
 
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
@@ -251,10 +305,10 @@ def draw(
         q, k = q / _norm(q), k / _norm(k)
     if kind == "zero_keys":
         k[rng.random((total, heads_k)) < 0.3] = 0
-    log = -rng.uniform(0, 0.02 if kind in ("correlated", "reflecting") else 0.4, (total, gates))
+    log = -rng.uniform(0, 0.02 if kind in ("correlated", "reflecting") else 0.4, shapes["g"])
     log[rng.random(log.shape) < {"strong": 0.7}.get(kind, 0)] = -50
     log[rng.random(log.shape) < {"reset": 0.05}.get(kind, 0)] = -1e4
-    beta = rng.uniform(0, 1, (total, gates))
+    beta = rng.uniform(0, 1, shapes["beta"])
     if kind == "reflecting":
         beta = 2 - 0.1 * beta
     if kind == "unwritten":
@@ -264,11 +318,13 @@ def draw(
         "q": q,
         "k": k,
         "v": normal(total, heads_v, sizes.value_dim),
-        "g": normal(total, gates) if options.safe_gate else np.exp(log) if options.gate_domain == "linear" else log,
-        "beta": normal(total, gates) if options.use_beta_sigmoid else beta,
+        "g": normal(*shapes["g"]) if options.safe_gate else np.exp(log) if options.gate_domain == "linear" else log,
+        "beta": normal(*shapes["beta"]) if options.use_beta_sigmoid else beta,
         "initial_state": normal(*sizes.states),
     }
+    if "w" in shapes:
+        given["w"] = rng.uniform(0, 1, shapes["w"])
     if options.safe_gate:
-        given |= {"a_log": normal(gates) / 2, "dt_bias": normal(gates)}
+        given |= {"a_log": normal(gates) / 2, "dt_bias": normal(*shapes["g"][1:])}
     made = {name: x.astype(np.float32) for name, x in given.items() if name not in without}
     return made | {"cu_seqlens": np.cumsum([0, *sizes.lengths]).astype(np.int32)}

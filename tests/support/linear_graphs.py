@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -20,18 +19,21 @@ GRADIENTS = {
     "dV": "v",
     "dG": "g",
     "dBeta": "beta",
+    "dW": "w",
     "d_initial_state": "initial_state",
     "d_a_log": "a_log",
     "d_dt_bias": "dt_bias",
 }
 
 
-def graph(direction: str, given: dict[str, Any], options: Options = PLAIN, **more: Any) -> tuple[pygraph, Any]:
-    """A gdn graph whose inputs have the arrays' shapes and types, every output asked for; and its named outputs."""
+def graph(
+    direction: str, given: dict[str, Any], options: Options = PLAIN, operation: str = "gdn", **more: Any
+) -> tuple[pygraph, Any]:
+    """A graph whose inputs have the arrays' shapes and types, every output asked for; and its named outputs."""
     made = pygraph(io_data_type=given["q"].dtype.name)
     tensors = {name: made.tensor(x.shape, data_type=x.dtype.name, name=name) for name, x in given.items()}
-    build = made.gdn if direction == "fwd" else made.gdn_bwd
-    build(**tensors, **asdict(options), **more)
+    build = getattr(made, operation if direction == "fwd" else f"{operation}_bwd")
+    build(**tensors, **options.attributes(), **more)
     outputs = made.nodes[0].outputs
     for tensor in outputs.values():
         tensor.set_output(True)

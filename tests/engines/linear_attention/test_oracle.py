@@ -15,10 +15,11 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.parametrize("operation", oracle.GATES)
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "options", "linear"])
-def test_gradients_are_differences(options: Options, rng: np.random.Generator) -> None:
+def test_gradients_are_differences(options: Options, operation: str, rng: np.random.Generator) -> None:
     sizes = Sizes((70, 0, 3), heads=(1, 2, 2), key_dim=3, value_dim=2, tail=1)
-    given = {name: x.astype(np.float64) for name, x in oracle.draw(rng, sizes, options).items()}
+    given = {name: x.astype(np.float64) for name, x in oracle.draw(rng, sizes, options, operation=operation).items()}
     out = oracle.forward(given, options)
     d_o, d_final = rng.standard_normal(out["O"].shape), rng.standard_normal(out["final_state"].shape)
 
