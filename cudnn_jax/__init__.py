@@ -15,6 +15,12 @@ _EXPORTS = {
     "gdn": "cudnn_jax.ops.gdn",
     "gated_delta_net": "cudnn_jax.ops.gdn",
     "gdn_step": "cudnn_jax.ops.gdn",
+    "kda": "cudnn_jax.ops.kda",
+    "kimi_delta_attention": "cudnn_jax.ops.kda",
+    "kda_step": "cudnn_jax.ops.kda",
+    "gdn2": "cudnn_jax.ops.gdn2",
+    "gated_delta_net_v2": "cudnn_jax.ops.gdn2",
+    "gdn2_step": "cudnn_jax.ops.gdn2",
     "call": "cudnn_jax.ops.call",
     "pygraph": "cudnn_jax.engines.planning",
     "explain": "cudnn_jax._explain",
@@ -60,6 +66,12 @@ if TYPE_CHECKING:
     from cudnn_jax.ops.gdn import gated_delta_net as gated_delta_net
     from cudnn_jax.ops.gdn import gdn as gdn
     from cudnn_jax.ops.gdn import gdn_step as gdn_step
+    from cudnn_jax.ops.gdn2 import gated_delta_net_v2 as gated_delta_net_v2
+    from cudnn_jax.ops.gdn2 import gdn2 as gdn2
+    from cudnn_jax.ops.gdn2 import gdn2_step as gdn2_step
+    from cudnn_jax.ops.kda import kda as kda
+    from cudnn_jax.ops.kda import kda_step as kda_step
+    from cudnn_jax.ops.kda import kimi_delta_attention as kimi_delta_attention
     from cudnn_jax.ops.sdpa import sdpa as sdpa
 
 

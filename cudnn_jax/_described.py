@@ -13,7 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-OPERATIONS: dict[str, tuple[str, ...]] = {"sdpa": ("query", "key", "value"), "gdn": ("q", "k", "v", "g", "beta")}
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "sdpa": ("query", "key", "value"),
+    "gdn": ("q", "k", "v", "g", "beta"),
+    "kda": ("q", "k", "v", "g", "beta"),
+    "gdn2": ("q", "k", "v", "g", "beta", "w"),
+}
 """Operation -> the arrays whose shapes are given; one that is not given has the shape of the first."""
 
 

@@ -130,6 +130,8 @@ FAMILIES: dict[str, EngineFamily] = {
                 1, "cutile_gdn_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdnRecurrent"), _UNPROVEN
             ),
         ),
+        _linear_attention("kda"),
+        _linear_attention("gdn2"),
         POINTWISE,
     )
 }

@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from cudnn_jax.engines.linear_attention import _inputs
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
+from cudnn_jax.graph.linear_attention import GATE_LOWER_BOUND
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops import _linear_stacked
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
@@ -205,12 +206,7 @@ class LinearAttention:
         safe_gate = check.flag("safe_gate", safe_gate)
         if safe_gate and gate_domain == "linear":
             raise ValueError("safe_gate came with gate_domain 'linear'; the rule: raw logits make a gate in 'log'")
-        if gate_lower_bound is not None:
-            if not self.bounded:
-                raise ValueError(
-                    f"gate_lower_bound is {gate_lower_bound!r}; the rule: None, gates of {self.name} have none"
-                )
-            gate_lower_bound = check.static_number("gate_lower_bound", gate_lower_bound)
+        gate_lower_bound = self._check_bound(gate_lower_bound, safe_gate)
         sizes = {"HO": operands["g"].shape[operands["q"].ndim - 2], "K": operands["q"].shape[-1]}
         own: dict[str, Any] = {}
         for name, given, axes in (("a_log", a_log, ("HO",)), ("dt_bias", dt_bias, self.dt_bias)):
@@ -235,6 +231,20 @@ class LinearAttention:
             implementation=check.optional_name("implementation", implementation),
         )
         return config, own
+
+    def _check_bound(self, bound: Any, safe_gate: bool) -> float | None:
+        if not self.bounded:
+            if bound is not None:
+                raise ValueError(f"gate_lower_bound is {bound!r}; the rule: None, gates of {self.name} have none")
+            return None
+        if bound is None:
+            return GATE_LOWER_BOUND
+        if not safe_gate:
+            raise ValueError("gate_lower_bound came without safe_gate; the rule: it is part of a gate of raw logits")
+        bound = check.static_number("gate_lower_bound", bound)
+        if not bound < 0:
+            raise ValueError(f"gate_lower_bound is {bound}; the rule: below 0")
+        return bound
 
     # Derivative
 
@@ -367,16 +377,17 @@ def _hoisted(
     rest = dict(operands)
     parts = {name: rest.pop(name) for name in ("g", "a_log", "dt_bias") if name in rest}
     wide = {name: x.astype(jnp.float32) for name, x in parts.items()}
-    rest["g"], to_parts = _inputs.log_gate(config, wide["g"], wide.get("a_log"), wide.get("dt_bias"))
-
     tokens = (0,) if "cu_seqlens" in operands else (0, 1)
+    if "a_log" in wide:
+        wide["a_log"] = wide["a_log"].reshape(-1, *(1,) * (wide["g"].ndim - len(tokens) - 1))
+    rest["g"], to_parts = _inputs.log_gate(config, wide["g"], wide.get("a_log"), wide.get("dt_bias"))
 
     def back(d_g: jax.Array) -> dict[str, jax.Array]:
         made = to_parts(d_g)
-        return {
-            _GRADIENTS[name]: (made[name] if name == "g" else made[name].sum(axis=tokens)).astype(x.dtype)
-            for name, x in parts.items()
-        }
+        for name, x in parts.items():
+            if name != "g":
+                made[name] = made[name].sum(axis=(*tokens, *range(len(tokens) + x.ndim, d_g.ndim)))
+        return {_GRADIENTS[name]: made[name].astype(x.dtype) for name, x in parts.items()}
 
     return rest, back
 

@@ -52,6 +52,8 @@ def log_gate(facts: LinearFacts, g: Array, a_log: Array | None, dt_bias: Array |
         return g, lambda d_g: {"g": d_g}
     rate = jnp.exp(a_log) if a_log is not None else jnp.float32(1)
     raw = g if dt_bias is None else g + dt_bias
+    if facts.gate_lower_bound is not None:
+        return _bounded(facts.gate_lower_bound, rate, raw)
     decay = -rate * jax.nn.softplus(raw)
 
     def back(d_g: Array) -> dict[str, Array]:
@@ -59,3 +61,13 @@ def log_gate(facts: LinearFacts, g: Array, a_log: Array | None, dt_bias: Array |
         return {"g": d_raw, "dt_bias": d_raw, "a_log": d_g * decay}
 
     return decay, back
+
+
+def _bounded(bound: float, rate: Array, raw: Array) -> tuple[Array, GateBack]:
+    share = jax.nn.sigmoid(rate * raw)
+
+    def back(d_g: Array) -> dict[str, Array]:
+        d_raw = bound * share * jax.nn.sigmoid(-rate * raw) * rate * d_g
+        return {"g": d_raw, "dt_bias": d_raw, "a_log": d_raw * raw}
+
+    return bound * share, back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from cudnn_jax.engines.base import Artifact, BaseEngine, Inline, PlanConfig
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, pygraph
+
+_MODULES = {"gdn": "reference_gdn", "kda": "reference_kda", "gdn2": "reference_kda"}
+"""Operation -> module of this room."""
 
 
 class LinearReference(BaseEngine):
@@ -25,7 +29,6 @@ class LinearReference(BaseEngine):
         return [()]
 
     def build_plan(self, graph: pygraph, facts: Any, config: PlanConfig, target: Target) -> Artifact:
-        from cudnn_jax.engines.linear_attention import reference_gdn
-
-        make = reference_gdn.forward if facts.direction == "fwd" else reference_gdn.backward
+        reference = importlib.import_module(f"cudnn_jax.engines.linear_attention.{_MODULES[facts.operation]}")
+        make = reference.forward if facts.direction == "fwd" else reference.backward
         return Inline(make(facts, target.platform))

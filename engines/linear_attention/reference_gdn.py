@@ -48,7 +48,8 @@ _NEVER = -128.0
 """exp of it is 0 in float32."""
 _GRAIN = 1024.0
 """Sums of a chunk's gates in units of its reciprocal, at most 32 * 128 * 1024, are exact in float32."""
-_GRADIENTS = {"dQ": "q", "dK": "k", "dV": "v", "dG": "g", "dBeta": "beta", "d_a_log": "a_log", "d_dt_bias": "dt_bias"}
+_GRADIENTS = {"dQ": "q", "dK": "k", "dV": "v", "dG": "g", "dBeta": "beta", "dW": "w"}
+_GRADIENTS |= {"d_a_log": "a_log", "d_dt_bias": "dt_bias"}
 
 
 def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> Function:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cudnn_jax.engines.linear_attention.facts import analyze
+from cudnn_jax.engines.manifest import family_for
 from cudnn_jax.graph import GraphValidationError, Tensor, data_type, pygraph
 
 T, N, P, H, HK, HV, K, V = 20, 3, 7, 2, 1, 4, 8, 6
@@ -189,6 +190,8 @@ def test_facts_of_gates_with_channels(graph: pygraph, operation: str, options: A
     out, _, _ = getattr(graph, operation)(**ports(graph, *more, **dims), **options)
     out.set_output(True)
     graph.freeze()
+    family = family_for(graph)
+    assert family is not None and family.name == operation
     assert analyze(graph).describe() == f"{operation} fwd bfloat16 N3 T20 heads 2/1/4 K8 V6{words}"
 
 

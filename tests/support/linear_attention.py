@@ -277,9 +277,10 @@ GATES = {
     "gdn2": {"g": "K", "beta": "K", "w": "V"},
 }
 """Operation -> gate -> its channels behind (T, HO): one for each column or row of a state, or none."""
-KINDS = ("mild", "strong", "reset", "correlated", "reflecting", "unwritten", "zero_keys")
-"""Inputs that go wrong in different ways: decays of e^-50; one reset of e^-10000 in front of mild decays; keys that are
-nearly parallel, slowly forgotten; the same written twice over (beta near 2); beta 0 and tiny; keys that are 0."""
+KINDS = ("mild", "steep", "strong", "reset", "correlated", "reflecting", "unwritten", "zero_keys")
+"""Inputs that go wrong in different ways: decays down to e^-5 everywhere; decays of e^-50; resets of e^-10000 in front
+of mild decays, of single channels and of all; keys that are nearly parallel, slowly forgotten; the same written twice
+over (beta near 2); beta 0 and tiny; keys that are 0."""
 
 
 def draw(
@@ -305,9 +306,10 @@ def draw(
         q, k = q / _norm(q), k / _norm(k)
     if kind == "zero_keys":
         k[rng.random((total, heads_k)) < 0.3] = 0
-    log = -rng.uniform(0, 0.02 if kind in ("correlated", "reflecting") else 0.4, shapes["g"])
+    log = -rng.uniform(0, {"correlated": 0.02, "reflecting": 0.02, "steep": 5}.get(kind, 0.4), shapes["g"])
     log[rng.random(log.shape) < {"strong": 0.7}.get(kind, 0)] = -50
-    log[rng.random(log.shape) < {"reset": 0.05}.get(kind, 0)] = -1e4
+    for axes in (2, log.ndim):
+        log[rng.random(log.shape[:axes]) < {"reset": 0.03}.get(kind, 0)] = -1e4
     beta = rng.uniform(0, 1, shapes["beta"])
     if kind == "reflecting":
         beta = 2 - 0.1 * beta

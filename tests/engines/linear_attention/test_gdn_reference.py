@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,63 +14,16 @@ from cudnn_jax.engines.linear_attention import reference_gdn
 from cudnn_jax.engines.target import CPU, named
 from cudnn_jax.graph import GraphNotSupportedError
 from support import linear_attention as oracle
-from support.linear_attention import KINDS, Arrays, Options, Sizes
-from support.linear_graphs import GRADIENTS, graph, run
+from support.linear_attention import KINDS, Options, Sizes
+from support.linear_checks import FORWARD, check_backward, check_forward, compiled, pairs
+from support.linear_graphs import graph, run
 
-FORWARD, BACKWARD = 5e-6, 3e-5
 PACKED = Sizes((100, 0, 3, 64, 65), heads=(2, 1, 4), tail=5)
 SMALL = Sizes((9, 0, 12), heads=(2, 1, 2), key_dim=3, value_dim=2, tail=2)
 """For what runs op by op: equal sizes share what is compiled."""
 EVERYTHING = Options(
     use_qk_l2norm=True, use_beta_sigmoid=True, allow_neg_eigval=True, safe_gate=True, checkpoint_every_n_tokens=10
 )
-
-
-def compiled(make: Any) -> Any:
-    """`make` with one compilation for all graphs of the same facts."""
-    known: dict[Any, Any] = {}
-
-    def of(facts: Any) -> Any:
-        if facts not in known:
-            known[facts] = jax.jit(make(facts))
-        return known[facts]
-
-    return of
-
-
-def check_forward(make: Any, given: Arrays, options: Options, tolerance: float = FORWARD, jit: bool = False) -> None:
-    want = oracle.forward(given, options)
-    made, outputs = graph("fwd", given, options, output_final_state=True)
-    got = run(make, made, outputs, given, jit)
-    end = given["cu_seqlens"][-1]
-    assert not got["O"][end:].any()
-    for name in outputs:
-        kept = len(want[name])
-        assert not got[name][kept:].any()
-        assert oracle.error(got[name][:kept], want[name], usual=0.3) <= tolerance, name
-
-
-def check_backward(
-    make: Any,
-    given: Arrays,
-    options: Options,
-    rng: np.random.Generator,
-    final: bool = True,
-    tolerance: float = BACKWARD,
-    jit: bool = False,
-) -> None:
-    total, heads, width = *given["beta"].shape, given["v"].shape[2]
-    d_o = rng.standard_normal((total, heads, width)).astype(given["q"].dtype)
-    shape = (len(given["cu_seqlens"]) - 1, heads, width, given["q"].shape[2])
-    d_final = rng.standard_normal(shape).astype(np.float32) if final else None
-    want = oracle.backward(given, d_o, d_final, options)
-    wired = given | {"dO": d_o} | ({"d_final_state": d_final} if final else {})
-    options = Options(**asdict(options) | {"checkpoint_every_n_tokens": 0})
-    made, outputs = graph("bwd", wired, options)
-    got = run(make, made, outputs, wired, jit)
-    assert set(outputs) == {gradient for gradient, name in GRADIENTS.items() if name in given}
-    for gradient in outputs:
-        assert oracle.error(got[gradient], want[GRADIENTS[gradient]], usual=0.3) <= tolerance, gradient
 
 
 @pytest.fixture(scope="module")
@@ -97,32 +49,21 @@ def test_every_option_at_once(rng: np.random.Generator) -> None:
     check_backward(reference_gdn.backward, given, EVERYTHING, rng, jit=True)
 
 
-def pairs() -> list[tuple[Any, ...]]:
-    """Rows in which any two choices of different options meet, found greedily."""
-    choices = {
-        "norm": (False, True),
-        "beta": ((False, False), (True, False), (True, True), (False, True)),
-        "gate": ("log", "linear", (), ("a_log",), ("dt_bias",), ("a_log", "dt_bias")),
-        "initial": (False, True),
-        "final": (False, True),
-        "every": (0, 1, 5),
-        "scale": (None, 0.3),
-        "heads": ((2, 1, 2), (1, 2, 2)),
-    }
-    rows = list(itertools.product(*choices.values()))
-    columns = list(itertools.combinations(range(len(choices)), 2))
-    missing = {(a, b, row[a], row[b]) for row in rows for a, b in columns}
-    met = {row: {(a, b, row[a], row[b]) for a, b in columns} for row in rows}
-    found = []
-    while missing:
-        found.append(max(rows, key=lambda row: len(met[row] & missing)))
-        missing -= met[found[-1]]
-    return found
+CHOICES = {
+    "norm": (False, True),
+    "beta": ((False, False), (True, False), (True, True), (False, True)),
+    "gate": ("log", "linear", (), ("a_log",), ("dt_bias",), ("a_log", "dt_bias")),
+    "initial": (False, True),
+    "final": (False, True),
+    "every": (0, 1, 5),
+    "scale": (None, 0.3),
+    "heads": ((2, 1, 2), (1, 2, 2)),
+}
 
 
 def test_options_in_pairs(rng: np.random.Generator) -> None:
     """Op by op, without compiling whole programs: what is compiled is shared between the rows."""
-    for norm, (sigmoid, doubled), gate, initial, final, every, scale, heads in pairs():
+    for norm, (sigmoid, doubled), gate, initial, final, every, scale, heads in pairs(CHOICES):
         safe = isinstance(gate, tuple)
         options = Options(
             scale=scale,
@@ -161,7 +102,7 @@ def test_rows_of_no_sequence_may_hold_anything(rng: np.random.Generator) -> None
     spoilt = {name: x.copy() for name, x in given.items()}
     for name in ("q", "k", "v", "g", "beta", "dO"):
         spoilt[name][-SMALL.tail :] = np.nan
-    options = Options(**asdict(EVERYTHING) | {"checkpoint_every_n_tokens": 0})
+    options = replace(EVERYTHING, checkpoint_every_n_tokens=0)
     clean, dirty = (run(reference_gdn.backward, *graph("bwd", each, options), each) for each in (given, spoilt))
     for name in clean:
         np.testing.assert_array_equal(clean[name], dirty[name])
