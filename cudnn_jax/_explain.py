@@ -61,7 +61,8 @@ class Explanation(Printed):
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Traces `fn` on `args` (arrays or `jax.ShapeDtypeStruct`s) and plans every operation of this package in it.
 
-    Nothing runs. The target is that of `aot.target` or else JAX's default device.
+    Nothing runs. The target is that of `aot.target` or else JAX's default device. Where XLA partitions `fn` over a
+    mesh, `fn` is compiled to learn how each operation is split, and rows are the share of one device.
     """
     target = _target.current()
     rows = []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -48,37 +49,69 @@ class Site:
 def sites(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Site]:
     """Traces `fn` on arrays or `jax.ShapeDtypeStruct`s; nothing runs. In the order of the traced function.
 
+    Where XLA partitions the program over a mesh, `fn` is compiled, and operands are what one device holds of them.
+
     Keywords of a function that is not jitted stay as they are, unless they hold arrays only.
     """
     if hasattr(fn, "trace"):
-        traced, given = fn.trace(*args, **kwargs).jaxpr, jax.tree.leaves((args, kwargs))
+        run, arrays = fn, kwargs
     else:
         static = {name: value for name, value in kwargs.items() if not _holds_arrays(value)}
         arrays = {name: value for name, value in kwargs.items() if name not in static}
-        traced = jax.make_jaxpr(functools.partial(fn, **static))(*args, **arrays)
-        given = jax.tree.leaves((args, arrays))
+        run = jax.jit(functools.partial(fn, **static))
+    traced, given = run.trace(*args, **arrays).jaxpr, jax.tree.leaves((args, arrays))
     by_name = {f"cudnn_jax.{name}": operation for name, operation in _primitive.OPERATIONS.items()}
-    counts: dict[tuple[Any, ...], int] = {}
-    settled: dict[tuple[Any, ...], dict[str, Callable[[], Any]]] = {}
+    found: dict[Any, Site] = {}
     for eqn, known in _equations(traced.jaxpr, _arguments(traced, given)):
         if eqn.primitive.name in by_name:
-            avals = tuple((var.aval.shape, var.aval.dtype) for var in eqn.invars)
-            params = eqn.params
-            key = (eqn.primitive.name, params["names"], avals, params["config"], params["notes"])
-            counts[key] = counts.get(key, 0) + 1
-            named = zip(params["names"], eqn.invars, strict=True)
-            settled.setdefault(key, {name: value for name, atom in named if (value := _value(atom, known))})
-    return [
-        Site(
-            operation=by_name[name],
-            operands={each: jax.ShapeDtypeStruct(*aval) for each, aval in zip(names, avals, strict=True)},
-            config=config,
-            notes=notes,
-            count=count,
-            known=settled[name, names, avals, config, notes],
+            operation, avals = by_name[eqn.primitive.name], [var.aval for var in eqn.invars]
+            key = _primitive.call_key(operation, avals, **eqn.params)
+            earlier = found.get(key) or _site(operation, eqn, known)
+            found[key] = replace(earlier, count=earlier.count + 1)
+    if found and _is_spread(traced.jaxpr, given):
+        return _on_one_device(found, run, args, arrays)
+    return list(found.values())
+
+
+def _site(operation: _primitive.Operation, eqn: Any, known: Known) -> Site:
+    names, config, notes = (eqn.params[each] for each in ("names", "config", "notes"))
+    operands = dict(zip(names, eqn.invars, strict=True))
+    shapes = {name: jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for name, var in operands.items()}
+    settled = {name: value for name, atom in operands.items() if (value := _value(atom, known))}
+    return Site(operation, shapes, config, notes, 0, settled)
+
+
+def _is_spread(jaxpr: Any, given: Sequence[Any]) -> bool:
+    """Whether a mesh of several devices occurs: of an argument, around the function or in one of its equations."""
+    shardings = [getattr(x, "sharding", None) for x in given]
+    for eqn, _ in _equations(jaxpr, {}):
+        shardings += jax.tree.leaves([value for name, value in eqn.params.items() if "sharding" in name])
+    meshes = [getattr(each, "mesh", None) for each in shardings] + [jax.sharding.get_abstract_mesh()]
+    return any(mesh is not None and mesh.size > 1 for mesh in meshes)
+
+
+def _on_one_device(found: Mapping[Any, Site], run: Any, args: Any, arrays: Any) -> list[Site]:
+    """Sites as XLA partitions them, which it does while it compiles; those of `shard_map` are so already."""
+    seen = _primitive.Partitioned()
+    with _primitive.partitioned(seen):
+        run.trace(*args, **arrays).lower().compile({"xla_backend_optimization_level": 0})
+    return [each for key, site in found.items() for each in _shares(site, Counter(seen.shapes.get(key, ())))]
+
+
+def _shares(site: Site, seen: Counter[tuple[tuple[int, ...], ...]]) -> Iterator[Site]:
+    """The site as it was partitioned; where that was in several ways, each way with its own count."""
+    if not seen:
+        yield site
+    for shapes, count in seen.items():
+        local = zip(site.operands.items(), shapes, strict=True)
+        operands = {name: jax.ShapeDtypeStruct(shape, whole.dtype) for (name, whole), shape in local}
+        yield replace(
+            site,
+            operands=operands,
+            notes=(*site.notes, "XLA partitions it: this is the share of one device"),
+            count=count if len(seen) > 1 else site.count,
+            known={name: value for name, value in site.known.items() if operands[name] == site.operands[name]},
         )
-        for (name, names, avals, config, notes), count in counts.items()
-    ]
 
 
 def _holds_arrays(value: Any) -> bool:

@@ -23,6 +23,7 @@ from cudnn_jax.graph.linear_attention import GATE_LOWER_BOUND
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops import _linear_stacked
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
+from cudnn_jax.ops._sharding import BATCH, HEADS, Axes
 
 _IO = (jnp.bfloat16, jnp.float16, jnp.float32)
 _STATE = (jnp.float32, jnp.bfloat16)
@@ -79,7 +80,7 @@ class LinearAttention:
         self.gates = gates
         self.dt_bias = dt_bias
         self.bounded = bounded
-        common: dict[str, Any] = {"lead": "q", "sample": _sample}
+        common: dict[str, Any] = {"lead": "q", "axes": _axes, "sample": _sample}
         self.forward = register(
             Operation(
                 name=f"{name}_fwd",
@@ -98,6 +99,7 @@ class LinearAttention:
                 results=self._backward_results,
                 unfolded=self._unfolded_backward,
                 stacked=partial(self._stacked, backward=True),
+                gradients={gradient: name for name, gradient in _GRADIENTS.items()},
                 is_reverse=True,
                 **common,
             )
@@ -390,6 +392,19 @@ def _hoisted(
         return {_GRADIENTS[name]: made[name].astype(x.dtype) for name, x in parts.items()}
 
     return rest, back
+
+
+def _axes(config: LinearConfig, avals: Avals) -> Axes:
+    """Heads split always, the batch unless sequences are packed or their states are rows of a pool."""
+    packed = "cu_seqlens" in avals
+    batch = None if packed or "state_indices" in avals else BATCH
+    row, state = (HEADS, None), (batch, HEADS, None, None)
+    tokens: tuple[str | None, ...] = (None,) if packed else (batch, None)
+    made: dict[str, tuple[str | None, ...]] = dict.fromkeys(_linear_stacked.PER_TOKEN, (*tokens, *row))
+    made |= dict.fromkeys(("initial_state", "final_state", "d_initial_state", "d_final_state"), state)
+    made |= {"state_checkpoints": (*tokens, *row, None)}
+    made |= dict.fromkeys(("a_log", "dt_bias", "d_a_log", "d_dt_bias"), row)
+    return made | {"cu_seqlens": (None,), "state_indices": (None,)}
 
 
 def _sample(config: LinearConfig, avals: Avals, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

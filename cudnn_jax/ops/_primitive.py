@@ -8,8 +8,8 @@ in the operation's file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from cudnn_jax import _runtime, _target
 from cudnn_jax.engines import planning
@@ -26,7 +26,7 @@ from cudnn_jax.engines.base import Artifact, Inline, Program
 from cudnn_jax.engines.program import storage_order, storage_shape
 from cudnn_jax.engines.target import CPU
 from cudnn_jax.graph import Tensor
-from cudnn_jax.ops import _derivative
+from cudnn_jax.ops import _derivative, _sharding
 
 Avals = Mapping[str, Any]
 
@@ -70,7 +70,9 @@ class Operation:
       batched: whether `vmap` may fold the mapped axis into the batch.
       derivative: what it has no rule for, for the error of a derivative that reaches the primitive.
       broadcast: operands whose batch axis may stay 1.
-      summed: result -> operand it is the gradient of, for results summed over a broadcast batch axis.
+      gradients: result -> operand it is the gradient of, and summed over whichever axes that is broadcast along.
+      axes: (config, operand avals) -> what the axes of operands and results count, by name, for splitting the operation
+        over a mesh; more names may be told. None: it is never split.
       sample: (config, operand avals, arrays) -> arrays that stand for a caller's, to be timed with. It is given random
         floats and booleans, and in their place the caller's own where these are known, which it cannot replace. It
         returns the integers that are not known, and what must not be random. None where random numbers serve.
@@ -89,7 +91,8 @@ class Operation:
     batched: bool = True
     derivative: str = "forward-mode or second derivative: use reverse mode (jax.grad) once"
     broadcast: frozenset[str] = frozenset()
-    summed: Mapping[str, str] | None = None
+    gradients: Mapping[str, str] = field(default_factory=dict)
+    axes: Callable[[Any, Avals], _sharding.Axes] | None = None
     sample: Callable[[Any, Avals, Mapping[str, jax.Array]], Mapping[str, jax.Array]] | None = None
     unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
     stacked: Callable[[Any, Mapping[str, Any]], Callable[..., Mapping[str, Any]] | None] | None = None
@@ -98,10 +101,18 @@ class Operation:
 
     def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
         """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
-        names = tuple(operands)
-        out = PRIMITIVES[self.name].bind(*operands.values(), names=names, config=config, notes=notes)
+        run = partial(PRIMITIVES[self.name].bind, names=tuple(operands), config=config, notes=notes)
         avals = {name: jax.typeof(value) for name, value in operands.items()}
+        out = _sharding.over_explicit_axes(self.split(config, avals), run, tuple(operands.values()))
         return dict(zip(self.results(config, avals), out, strict=True))
+
+    def split(self, config: Any, avals: Avals) -> _sharding.Split | None:
+        """How the operation splits over a mesh, if it does."""
+        if self.axes is None:
+            return None
+        results = self.results(config, avals)
+        shapes = {name: tuple(aval.shape) for name, aval in [*avals.items(), *results.items()]}
+        return _sharding.Split(shapes, tuple(avals), self.axes(config, avals), self.gradients)
 
 
 OPERATIONS: dict[str, Operation] = {}
@@ -133,6 +144,22 @@ def register(operation: Operation) -> Operation:
     return operation
 
 
+class Partitioned:
+    """How XLA partitioned operations: `call_key` -> for each call of that kind, its operands' shapes on one device."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[Hashable, list[tuple[tuple[int, ...], ...]]] = {}
+
+
+partitioned = jax.make_user_context(None)
+"""A `Partitioned` to fill; part of JAX's own cache keys, so that nothing is taken from an earlier compilation."""
+
+
+def call_key(operation: Operation, avals: Sequence[Any], *, names: Sequence[str], config: Any, notes: Any) -> Hashable:
+    """Calls with equal keys are the same operation on operands of the same shapes."""
+    return operation.name, tuple(names), tuple((aval.shape, aval.dtype) for aval in avals), config, notes
+
+
 _PLANNED = core.Primitive("cudnn_jax.planned")
 """An operation together with the artifact that runs it, whatever planning would choose."""
 
@@ -146,16 +173,7 @@ def with_artifact(
 
 def match_manual_axes(operands: Mapping[str, Any]) -> dict[str, Any]:
     """Makes every operand vary over the same axes inside `shard_map`: gradients of replicated ones are then summed."""
-    axes = {name: _varying(jax.typeof(value)) for name, value in operands.items()}
-    union = frozenset().union(*axes.values())
-    return {
-        name: jax.lax.pcast(value, tuple(union - axes[name]), to="varying") if union - axes[name] else value
-        for name, value in operands.items()
-    }
-
-
-def _varying(aval: Any) -> frozenset[str]:
-    return frozenset(aval.manual_axis_type.varying)
+    return dict(zip(operands, _sharding.vary_alike(tuple(operands.values())), strict=True))
 
 
 def _run_eagerly(name: str, *args: Any, **params: Any) -> Sequence[jax.Array]:
@@ -183,10 +201,39 @@ def _result_aval(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _lower(operation: Operation, ctx: Any, *args: Any, names: Sequence[str], config: Any, notes: Any) -> Any:
+    if operation.axes is not None and _sharding.partitions(ctx) > 1:
+        return _lower_partitioned(operation, ctx, args, names, config, notes)
     operands = dict(zip(names, ctx.avals_in, strict=True))
     built = operation.build(config, operands)
     planned = planning.plan(built.graph, _target.of_lowering(ctx), config.implementation)
     return _emit_artifact(ctx, planned.artifact, built, names, operation.results(config, operands), args)
+
+
+def _lower_partitioned(
+    operation: Operation, ctx: Any, args: Sequence[Any], names: Sequence[str], config: Any, notes: Any
+) -> Sequence[Any]:
+    """What XLA partitions, each device's share planned for its own shapes."""
+    if ctx.module_context.lowering_parameters.for_export:
+        raise NotImplementedError(
+            f"cudnn_jax.{operation.name} cannot be exported where XLA is to partition it over "
+            f"{_sharding.partitions(ctx)} devices: split batch and heads with jax.shard_map in the exported function"
+        )
+    target = _target.of_lowering(ctx)
+    dtypes = {name: aval.dtype for name, aval in zip(names, ctx.avals_in, strict=True)}
+
+    def local(shapes: Mapping[str, tuple[int, ...]]) -> Callable[..., Sequence[jax.Array]]:
+        avals = {name: jax.ShapeDtypeStruct(shapes[name], dtypes[name]) for name in names}
+        if partitioned.value is not None:
+            key = call_key(operation, ctx.avals_in, names=names, config=config, notes=notes)
+            partitioned.value.shapes.setdefault(key, []).append(tuple(shapes[name] for name in names))
+        planned = planning.plan(operation.build(config, avals).graph, target, config.implementation)
+        return with_artifact(operation, config, names, planned.artifact)
+
+    whole = partial(PRIMITIVES[operation.name].bind, names=names, config=config, notes=notes)
+    split = operation.split(config, dict(zip(names, ctx.avals_in, strict=True)))
+    with jax.sharding.use_abstract_mesh(_NO_MESH):
+        plain = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
+        return _sharding.lower_partitioned(plain, split, whole, local, args, f"{operation.name} {config} {target}")
 
 
 def _lower_planned(
@@ -205,11 +252,15 @@ def _emit_artifact(
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     args: Sequence[Any],
 ) -> Sequence[Any]:
-    # What happens inside is local to the device: manual axes of shard_map mean nothing to it.
-    local = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
-    if isinstance(artifact, Inline):
-        return _emit(local, _inline(artifact, built, names, shapes), args)
-    return _emit_call(local, artifact, built, names, shapes, args)
+    # What happens inside is local to the device: a mesh means nothing to it.
+    with jax.sharding.use_abstract_mesh(_NO_MESH):
+        local = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
+        if isinstance(artifact, Inline):
+            return _emit(local, _inline(artifact, built, names, shapes), args)
+        return _emit_call(local, artifact, built, names, shapes, args)
+
+
+_NO_MESH = AbstractMesh((), ())
 
 
 def _plain(aval: Any) -> Any:
@@ -358,7 +409,7 @@ def _batch(
     lead = names.index(operation.lead)
     batch = args[lead].shape[0] if axes[lead] is None else np.delete(args[lead].shape, axes[lead])[0]
     batch = int(batch)
-    differentiated = {operand for result, operand in (operation.summed or {}).items() if result in config.gradients}
+    differentiated = {operand for result, operand in operation.gradients.items() if result in config.gradients}
     folded: dict[str, jax.Array] = {}
     repeated: list[str] = []
     narrow: set[str] = set()
@@ -379,7 +430,7 @@ def _batch(
     unfolded = []
     for name, value in out.items():
         split = value.reshape(size, batch, *value.shape[1:])
-        if (operation.summed or {}).get(name) in narrow:
+        if operation.gradients.get(name) in narrow:
             split = split.sum(axis=1, keepdims=True).astype(value.dtype)
         unfolded.append(split)
     return unfolded, [0] * len(unfolded)

@@ -16,6 +16,7 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
+from cudnn_jax.ops._sharding import BATCH, HEADS, Axes
 
 _DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 _QKV_RULE = "query (B, T, N, D), key (B, S, NK, D), value (B, S, NK, DV)"
@@ -371,6 +372,19 @@ def _backward_results(config: SdpaConfig, avals: Avals) -> dict[str, jax.ShapeDt
     return {f"d_{name}": jax.ShapeDtypeStruct(avals[name].shape, avals[name].dtype) for name in wanted}
 
 
+_ROWS = (BATCH, None, HEADS, None)
+_AXES = {
+    **dict.fromkeys(("query", "key", "value", "out", "d_out", "d_query", "d_key", "d_value"), _ROWS),
+    **dict.fromkeys(("bias", "mask", "d_bias"), (BATCH, HEADS, None, None)),
+    **dict.fromkeys(("lse", "d_lse"), (BATCH, HEADS, None)),
+    **dict.fromkeys(("query_lengths", "key_value_lengths"), (BATCH,)),
+}
+
+
+def _axes(config: SdpaConfig, avals: Avals) -> Axes:
+    return _AXES
+
+
 _OF_BACKWARD = frozenset({"out", "lse", "d_out", "d_lse"})
 
 
@@ -391,6 +405,7 @@ FORWARD = register(
         results=_forward_results,
         lead="query",
         broadcast=frozenset({"bias", "mask"}),
+        axes=_axes,
         sample=_sample,
     )
 )
@@ -401,7 +416,8 @@ BACKWARD = register(
         results=_backward_results,
         lead="query",
         broadcast=frozenset({"bias", "mask"}),
-        summed={"d_bias": "bias"},
+        gradients={f"d_{name}": name for name in ("query", "key", "value", "bias")},
+        axes=_axes,
         sample=_sample,
     )
 )
