@@ -95,7 +95,7 @@ def _on_one_device(found: Mapping[Any, Site], run: Any, args: Any, arrays: Any) 
     seen = _primitive.Partitioned()
     with _primitive.partitioned(seen):
         run.trace(*args, **arrays).lower().compile({"xla_backend_optimization_level": 0})
-    return [each for key, site in found.items() for each in _shares(site, Counter(seen.shapes.get(key, ())))]
+    return [each for key, site in found.items() for each in _shares(site, Counter(seen.of(key)))]
 
 
 def _shares(site: Site, seen: Counter[tuple[tuple[int, ...], ...]]) -> Iterator[Site]:

@@ -1,6 +1,6 @@
 """Trains a small byte-level language model on the Python standard library's own sources.
 
-    python examples/train_lm.py [--steps N] [--seconds S] [--out DIR] [--implementation NAME] [--seed N]
+    python examples/train_lm.py [--steps N] [--seconds S] [--out DIR] [--implementation NAME] [--seed N] [--devices N]
 
 A hybrid: of four layers three are Gated DeltaNet, through `cudnn_jax.gdn`, and one is attention, through
 `cudnn_jax.sdpa` as the `attention_fn` of Flax NNX's MultiHeadAttention. The closing lines say which engine ran each
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -139,8 +140,10 @@ class ByteModel(nnx.Module):
 class Trainer:
     """The jitted functions over (parameters, optimizer state): training, evaluation and sampling."""
 
-    def __init__(self, config: Config, steps: int, implementation: str | None, seed: int):
+    def __init__(self, config: Config, steps: int, implementation: str | None, seed: int, devices: int = 1):
         self.config = config
+        mesh = jax.make_mesh((devices,), ("batch",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+        self.rows, everywhere = NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
         self.graphdef, self.params = nnx.split(ByteModel(config, implementation, nnx.Rngs(seed)), nnx.Param)
         warmup = max(1, steps // 20)
         schedule = optax.warmup_cosine_decay_schedule(
@@ -148,8 +151,9 @@ class Trainer:
         )
         self.optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.05))
         self.opt_state = self.optimizer.init(self.params)
-        self.train_step = jax.jit(self._train_step)
-        self.loss = jax.jit(self._loss)
+        self.params, self.opt_state = jax.device_put((self.params, self.opt_state), everywhere)
+        self.train_step = jax.jit(self._train_step, in_shardings=(everywhere, everywhere, self.rows))
+        self.loss = jax.jit(self._loss, in_shardings=(everywhere, self.rows))
         self.sample = jax.jit(self._sample, static_argnames="length")
 
     def _model(self, params: nnx.State) -> ByteModel:
@@ -287,9 +291,12 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png (default out)")
     parser.add_argument("--implementation", help="as in cudnn_jax.sdpa; the ranked choice by default")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--devices", type=int, default=1, help="over how many the batch is split (default 1)")
     args = parser.parse_args(argv)
     if args.steps < 1:
         parser.error(f"argument --steps: must be at least 1, got {args.steps}")
+    if not 1 <= args.devices <= jax.device_count():
+        parser.error(f"argument --devices: must be 1 to {jax.device_count()}, got {args.devices}")
     return args
 
 
@@ -298,9 +305,9 @@ def main(argv: list[str] | None = None) -> int:
     console = Console()
     config = Config.for_backend()
     text, held_out = read_corpus()
-    trainer = Trainer(config, args.steps, args.implementation, args.seed)
+    trainer = Trainer(config, args.steps, args.implementation, args.seed, args.devices)
     parameters = sum(x.size for x in jax.tree.leaves(trainer.params))
-    device = jax.devices()[0].device_kind
+    device = jax.devices()[0].device_kind + (f" x{args.devices}" if args.devices > 1 else "")
     console.print(
         f"{parameters:,} parameters, {jnp.dtype(config.dtype).name}, on {device}; "
         f"{text.size / 1e6:.1f} MB to train on, {held_out.size / 1e6:.1f} MB held out"

@@ -145,14 +145,20 @@ def register(operation: Operation) -> Operation:
 
 
 class Partitioned:
-    """How XLA partitioned operations: `call_key` -> for each call of that kind, its operands' shapes on one device."""
+    """How XLA partitioned operations: by `call_key`, the operands' shapes on one device of each call of that kind."""
 
     def __init__(self) -> None:
-        self.shapes: dict[Hashable, list[tuple[tuple[int, ...], ...]]] = {}
+        self._shapes: dict[Hashable, list[tuple[tuple[int, ...], ...]]] = {}
+
+    def of(self, key: Hashable) -> list[tuple[tuple[int, ...], ...]]:
+        return self._shapes.setdefault(key, [])
 
 
 partitioned = jax.make_user_context(None)
-"""A `Partitioned` to fill; part of JAX's own cache keys, so that nothing is taken from an earlier compilation."""
+"""A `Partitioned` for what is lowered to fill; part of JAX's own cache keys, so that nothing comes from a cache.
+
+It is not looked at while XLA compiles, which may be in another thread.
+"""
 
 
 def call_key(operation: Operation, avals: Sequence[Any], *, names: Sequence[str], config: Any, notes: Any) -> Hashable:
@@ -219,13 +225,13 @@ def _lower_partitioned(
             f"{_sharding.partitions(ctx)} devices: split batch and heads with jax.shard_map in the exported function"
         )
     target = _target.of_lowering(ctx)
+    recorder = partitioned.value or Partitioned()
+    seen = recorder.of(call_key(operation, ctx.avals_in, names=names, config=config, notes=notes))
     dtypes = {name: aval.dtype for name, aval in zip(names, ctx.avals_in, strict=True)}
 
     def local(shapes: Mapping[str, tuple[int, ...]]) -> Callable[..., Sequence[jax.Array]]:
         avals = {name: jax.ShapeDtypeStruct(shapes[name], dtypes[name]) for name in names}
-        if partitioned.value is not None:
-            key = call_key(operation, ctx.avals_in, names=names, config=config, notes=notes)
-            partitioned.value.shapes.setdefault(key, []).append(tuple(shapes[name] for name in names))
+        seen.append(tuple(shapes[name] for name in names))
         planned = planning.plan(operation.build(config, avals).graph, target, config.implementation)
         return with_artifact(operation, config, names, planned.artifact)
 
@@ -233,7 +239,8 @@ def _lower_partitioned(
     split = operation.split(config, dict(zip(names, ctx.avals_in, strict=True)))
     with jax.sharding.use_abstract_mesh(_NO_MESH):
         plain = ctx.replace(avals_in=[_plain(aval) for aval in ctx.avals_in])
-        return _sharding.lower_partitioned(plain, split, whole, local, args, f"{operation.name} {config} {target}")
+        label = f"{operation.name} {config} on {target.describe()}"
+        return _sharding.lower_partitioned(plain, split, whole, local, args, label)
 
 
 def _lower_planned(

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from support.attention.harness import QUICK
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_lm.py"
 
 
@@ -54,13 +56,27 @@ def test_stopped_before_it_learnt_it_fails(example, small, tmp_path, capsys):
     assert text.rstrip().endswith("the loss is not below what byte frequencies alone reach")
 
 
-def test_one_seed_gives_one_result(example, small):
-    batch = jnp.asarray(np.random.default_rng(3).integers(0, 256, (8, 33)))
-    first, again, other = (example.Trainer(small, 10, None, seed) for seed in (0, 0, 1))
-    stepped = [trainer.train_step(trainer.params, trainer.opt_state, batch) for trainer in (first, again)]
-    for x, y in zip(jax.tree.leaves(stepped[0]), jax.tree.leaves(stepped[1]), strict=True):
-        np.testing.assert_array_equal(x, y)
-    assert float(first.loss(first.params, batch)) != float(first.loss(other.params, batch))
+def losses(trainer, step, batches):
+    state, found = (trainer.params, trainer.opt_state), []
+    for batch in batches:
+        *state, loss = step(*state, jax.device_put(batch, trainer.rows))
+        found.append(float(loss))
+    return found
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices; tests/conftest.py asks XLA for them on a CPU")
+def test_one_seed_gives_one_result_on_one_device_and_on_eight(example, small):
+    batches = np.random.default_rng(3).integers(0, 256, (3, 8, 33), np.int32)
+    found = {}
+    for devices in (1, 8):
+        trainers = [example.Trainer(small, 10, None, seed, devices) for seed in (0, 0, 1)]
+        first = trainers[0]
+        step = first.train_step.lower(first.params, first.opt_state, batches[0]).compile(QUICK)
+        found[devices], again, other = (losses(trainer, step, batches) for trainer in trainers)
+        assert found[devices] == again
+        assert found[devices][0] != other[0]
+    assert found[1][2] < found[1][0]
+    np.testing.assert_allclose(found[8], found[1], rtol=1e-5)
 
 
 def test_no_position_sees_later_bytes(example, small):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import cudnn_jax
 from cudnn_jax import _ffi
@@ -65,6 +67,17 @@ def test_a_call_inside_vmap_scan_and_grad(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(carried, mixed(mixed(q, k, v) / 100, k, v) / 100, rtol=1e-5)
     out, _ = jax.vjp(cudnn_jax.sdpa, q, k, v)
     np.testing.assert_allclose(out, mixed(q, k, v), rtol=1e-6)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices; tests/conftest.py asks XLA for them on a CPU")
+def test_each_device_of_a_mesh_runs_a_program_for_its_share(rng: np.random.Generator) -> None:
+    mesh = jax.make_mesh((2, 3), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:6])
+    operands = qkv(rng)
+    placed = [jax.device_put(x, NamedSharding(mesh, PartitionSpec("data", None, "model"))) for x in operands]
+    compiled = jax.jit(cudnn_jax.sdpa).lower(*placed).compile()
+    calls = re.findall(r"(f32\[[\d,]*\]).* custom-call\(.*cudnn_jax\.program", compiled.as_text())
+    assert calls == ["f32[1,1,5,8]"]  # Axes of length 1 have no order in memory.
+    np.testing.assert_allclose(compiled(*placed), mixed(*operands), rtol=1e-6)
 
 
 def test_another_implementation_is_not_served_by_it(rng: np.random.Generator) -> None:

@@ -289,8 +289,23 @@ def test_explain_tells_the_share_of_one_device() -> None:
 
 def test_exporting_it_is_refused() -> None:
     placed = place(plain(), dict.fromkeys(plain(), P("data")))
-    with pytest.raises(NotImplementedError, match="sdpa_fwd cannot be exported .* it over 8 devices: .* shard_map"):
+    with pytest.raises(NotImplementedError, match="sdpa_fwd cannot be exported .* over 8 devices: .* jax.shard_map"):
         jax.export.export(jax.jit(out_of))(placed)
     mapped = jax.shard_map(out_of, mesh=MESH, in_specs=P("data"), out_specs=P("data"))
     exported = jax.export.export(jax.jit(mapped))(placed)
     close(exported.call(placed), out_of(plain()))
+
+
+def test_programs_for_a_gpu_that_is_not_here_are_for_the_share_of_one_device() -> None:
+    """Also over a mesh of devices that are not here."""
+    absent = jax.sharding.AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+    def described(mesh: Any) -> list[jax.ShapeDtypeStruct]:
+        split = NamedSharding(mesh, P("data", None, "model"))
+        return [jax.ShapeDtypeStruct((B, T, N, D), jnp.bfloat16, sharding=split)] * 3
+
+    with cudnn_jax.aot.target("h200"):
+        (row,) = cudnn_jax.explain(cudnn_jax.sdpa, *described(MESH)).rows
+        lowered = jax.jit(cudnn_jax.sdpa).trace(*described(absent)).lower(lowering_platforms=("cuda",))
+    assert f"B{B // 2} " in row["facts"] and f"heads {N // 4}/{N // 4}" in row["facts"]
+    assert len(re.findall(r"CustomSPMDPartitioning.*sdpa_fwd.*H200.*sdy\.sharding_rule", lowered.as_text())) == 1
