@@ -45,6 +45,12 @@ def test_autotuning(capsys: pytest.CaptureFixture[str]) -> None:
     assert "sdpa_bwd, bwd bfloat16" in capsys.readouterr().out
 
 
+def test_several_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run(blocks("docs/sharding.md"))
+    assert names["dq"].sharding == names["q"].sharding
+    assert "sdpa_bwd" in capsys.readouterr().out
+
+
 def test_programs_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     *_, code = blocks("docs/caches.md")
