@@ -53,10 +53,19 @@ DELTA = {
     "dt_bias": (8,),
     "weight": (B, T, 8, 3),
 }
-PACKED = DELTA | {
-    name: (B * T, *shape[2:]) for name, shape in DELTA.items() if name in ("q", "k", "v", "g", "beta", "weight")
+PACKED = {
+    "q": (B * T, 4, D),
+    "k": (B * T, 4, D),
+    "v": (B * T, 8, 3),
+    "g": (B * T, 8, D),
+    "beta": (B * T, 8, D),
+    "w": (B * T, 8, 3),
+    "initial_state": (3, 8, 3, D),
+    "a_log": (8,),
+    "dt_bias": (8, D),
+    "cu_seqlens": (4,),
+    "weight": (B * T, 8, 3),
 }
-PACKED |= {"initial_state": (3, 8, 3, D), "cu_seqlens": (4,)}
 
 
 def draw(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> Arrays:
@@ -80,10 +89,15 @@ def attend(given: Arrays) -> jax.Array:
     return weighted(given["weight"], *cudnn_jax.sdpa(**operands, is_causal=True, return_residual=True))
 
 
-def recur(given: Arrays) -> jax.Array:
+def recur(operation: Callable[..., Any], given: Arrays) -> jax.Array:
     operands = {name: x for name, x in given.items() if name != "weight"}
-    made = cudnn_jax.gdn(**operands, use_qk_l2norm=True, use_beta_sigmoid=True, safe_gate=True, output_final_state=True)
-    return weighted(given["weight"], *made)
+    return weighted(
+        given["weight"],
+        *operation(**operands, use_qk_l2norm=True, use_beta_sigmoid=True, safe_gate=True, output_final_state=True),
+    )
+
+
+GDN, GDN2 = (functools.partial(recur, operation) for operation in (cudnn_jax.gdn, cudnn_jax.gdn2))
 
 
 def gradients(loss: Function) -> Function:
@@ -139,7 +153,7 @@ def delta_specs(batch: Any, heads: Any) -> dict[str, P]:
 
 
 def packed_specs(heads: Any) -> dict[str, P]:
-    tokens = dict.fromkeys(("q", "k", "v", "g", "beta", "weight"), P(None, heads))
+    tokens = dict.fromkeys(("q", "k", "v", "g", "beta", "w", "weight"), P(None, heads))
     return tokens | {"initial_state": P(None, heads), "a_log": P(heads), "dt_bias": P(heads)}
 
 
@@ -160,8 +174,8 @@ CASES = {
         attention_specs("data", "model", None),
         {SUM, "all-gather"},
     ),
-    "gdn over both": (recur, DELTA, delta_specs("model", "data"), {SUM}),
-    "gdn packed": (recur, PACKED, packed_specs("model"), set()),
+    "gdn over both": (GDN, DELTA, delta_specs("model", "data"), {SUM}),
+    "gdn2 packed": (GDN2, PACKED, packed_specs("model"), set()),
 }
 
 
@@ -177,7 +191,7 @@ def test_batch_and_heads_split_without_moving_anything(case: str) -> None:
         assert gradient.sharding.is_equivalent_to(NamedSharding(MESH, specs.get(name, P())), gradient.ndim), name
 
 
-@pytest.mark.parametrize("case", ["sdpa over both", "sdpa, one key head", "gdn packed"])
+@pytest.mark.parametrize("case", ["sdpa over both", "sdpa, one key head", "gdn2 packed"])
 def test_explicit_axes(case: str) -> None:
     loss, shapes, specs, _ = CASES[case]
     mesh = mesh_of(AxisType.Explicit)
