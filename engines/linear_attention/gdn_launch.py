@@ -131,7 +131,7 @@ def _prepare_blocks(facts: LinearFacts, target: Target) -> int:
     """Blocks of `gdn_prepare` on a multiprocessor: the most for which no image spills registers."""
     if target.sm != 90:
         return 1
-    return 3 if facts.use_qk_l2norm and facts.key_dim <= 128 else 2
+    return 3 if (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 else 2
 
 
 def power(size: int) -> int:
