@@ -43,7 +43,10 @@ class _Launch(ChunkedLaunch):
     def _scan(self, first_slot: Given, prepared: Sequence[Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
 
-        facts, given = self.facts, self.given
+        facts, given = self.facts, dict(self.given)
+        starts = "initial_state" in given
+        if facts.overwrite:  # one buffer, which the kernel takes once
+            del given["initial_state"]
         first_checkpoint = self._checkpoint_rows()
         self.run(
             kernels.gdn_scan,
@@ -56,8 +59,8 @@ class _Launch(ChunkedLaunch):
             ],
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
-                *(name in given for name in ("initial_state", "state_indices", "final_state")),
-                *(facts.pool and facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
+                *(starts, facts.pool, "final_state" in given),
+                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
             ],
             (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],

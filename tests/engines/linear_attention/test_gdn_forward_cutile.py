@@ -30,7 +30,12 @@ CASES = [
     Case(PACKED, Options(use_qk_l2norm=True)),
     Case(PACKED, Options(), dtype="float16", gates="float16", cu="int64", without=("initial_state",)),
     Case(SHARED, Options(use_qk_l2norm=True, use_beta_sigmoid=True, safe_gate=True)),
-    Case(SHARED, Options(use_beta_sigmoid=True, allow_neg_eigval=True, gate_domain="linear"), state="bfloat16"),
+    Case(
+        SHARED,
+        Options(use_beta_sigmoid=True, allow_neg_eigval=True, gate_domain="linear"),
+        state="bfloat16",
+        overwrite=True,
+    ),
     Case(SHARED, Options(safe_gate=True), without=("a_log",)),
     Case(SHARED, Options(safe_gate=True), without=("dt_bias", "initial_state")),
     Case(ONE, Options(scale=0.7), kind="reset"),
