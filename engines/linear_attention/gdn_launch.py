@@ -134,6 +134,11 @@ def _prepare_blocks(facts: LinearFacts, target: Target) -> int:
     return 3 if (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 else 2
 
 
+def products_of_shared_memory(target: Target) -> bool:
+    """Whether products read operands out of shared memory. Elsewhere registers hold them, and it takes more warps."""
+    return target.sm is not None and 90 <= target.sm < 120
+
+
 def power(size: int) -> int:
     """The least power of two that is not smaller."""
     return 1 << (size - 1).bit_length()

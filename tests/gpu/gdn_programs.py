@@ -14,11 +14,12 @@ from cudnn_jax.engines.base import PlanConfig
 from cudnn_jax.engines.linear_attention import gdn_forward_cutile
 from cudnn_jax.engines.linear_attention.facts import analyze
 from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.target import named
 from support.gdn_cases import Case
 from support.linear_attention import Options, Sizes
 
 ENGINE = "cutile_gdn"
-SM_COUNT = 132
+TARGET = named("h200")
 SEED = int(os.environ.get("CUDNN_JAX_GDN_CASES", "0"))
 COUNT = 64
 
@@ -77,7 +78,7 @@ def cases() -> list[Case]:
 def implementations(graph: pygraph) -> list[str]:
     """The names of the engine's plans, the predicted best first."""
     graph.freeze()
-    found = gdn_forward_cutile.settings(analyze(graph), SM_COUNT)
+    found = gdn_forward_cutile.settings(analyze(graph), TARGET)
     return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in found]
 
 
