@@ -126,7 +126,7 @@ def plans(graph: pygraph, target: Target) -> list[str]:
     graph.freeze()
     facts = analyze(graph)
     chunked = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}[facts.direction]
-    settings = {"cutile_gdn": chunked.settings(facts, target.sm_count)}
+    settings = {"cutile_gdn": chunked.settings(facts, target)}
     if facts.direction == "fwd":
         settings[RECURRENT] = gdn_recurrent_cutile.settings(facts)
     listed = [PlanConfig(0, knobs, engine=engine) for engine, found in settings.items() for knobs in found]

@@ -149,30 +149,28 @@ def _half(tile):
     return ct.astype(tile, ct.float16)
 
 
-def _inverse_norms(rows, diagonal, tokens):
-    """(C,) of 1 / sqrt(sum x^2 + 1e-6), 0 behind the chunk's end. The product of all rows takes fewer instructions."""
-    squares = ct.where(diagonal, _product(rows, ct.transpose(rows)), 0.0)
-    norms = ct.rsqrt(ct.sum(squares, axis=1) + 1e-6, flush_to_zero=True)
+def _inverse_norms(squares, diagonal, tokens):
+    """(C,) of 1 / sqrt(sum x^2 + 1e-6) of a product of rows with themselves, 0 behind the chunk's end."""
+    norms = ct.rsqrt(ct.sum(ct.where(diagonal, squares, 0.0), axis=1) + 1e-6, flush_to_zero=True)
     return ct.where(ct.arange(C, dtype=ct.int32) < tokens, norms, 0.0)
 
 
 def _inverse(full, row, column):
-    """(I + what is below the diagonal of a (C, C) float32 that is 0 above it)^-1.
+    """(I + what is below the diagonal of a (C, C) float16 that is 0 above it)^-1, in float32.
 
     Diagonal blocks first, whose powers end with the 7th; what is left then has powers that end with the 7th as well.
     """
-    near = row // BLOCK == column // BLOCK
+    near, zero = row // BLOCK == column // BLOCK, _half(ct.zeros((C, C), ct.float32))
     diagonal = row == column
-    blocks = _from_powers(ct.where(near & (row > column), full, 0.0), diagonal)
-    rest = _product(blocks, _half(ct.where(near, 0.0, full)))
+    blocks = _from_powers(ct.where(near & (row > column), full, zero), diagonal)
+    rest = _half(_product(blocks, ct.where(near, zero, full)))
     return _product(_from_powers(rest, diagonal), blocks)
 
 
 def _from_powers(x, diagonal):
     """(I + x)^-1 of a strictly lower triangular x whose 8th power is 0: (I - x)(I + x^2)(I + x^4), in float16."""
-    made = ct.where(diagonal, 1.0, -x)
-    x = _half(x)
     square = _half(_product(x, x))
+    made = ct.where(diagonal, 1.0, wide(-x))
     made = made + _product(_half(made), square)
     return _half(made + _product(_half(made), _half(_product(square, square))))
 
@@ -239,29 +237,32 @@ def gdn_prepare(
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
         keys = load_span(k, first, head // K_RATIO, 0, K)
+        queries = load_span(q, first, head // Q_RATIO, 0, K)
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
-        # Not by a product with 0: what is behind the chunk's end may be anything.
+        # Not by a product with 0: what is behind the chunk's end, or above the diagonal, may be anything.
         inside = (row < tokens) & (row >= column)
+        if L2NORM:
+            q_norm = _inverse_norms(_product(queries, ct.transpose(queries)), row == column, tokens)
+            _write(q_norms, slot, head, q_norm)
+        turned = ct.transpose(keys)
+        full = _product(keys, turned)
         between = load_column(gates, slot, head) * LOG2_E - load_row(gates, slot, head) * LOG2_E
         columns = load_row(rates, slot, head)
         if L2NORM:
-            k_norm = _inverse_norms(keys, row == column, tokens)
+            k_norm = _inverse_norms(full, row == column, tokens)
             _write(k_norms, slot, head, k_norm)
             columns = columns * ct.reshape(k_norm, (1, C))
         decay = power(ct.minimum(between, 0.0)) * columns
-        turned = ct.transpose(keys)
-        queries = load_span(q, first, head // Q_RATIO, 0, K)
+        full = full * decay
+        if L2NORM:
+            full = full * ct.reshape(k_norm, (C, 1))
+        # At once in the type that the inverse takes: with three blocks on an SM every register counts.
+        full = _half(ct.where(inside, full, 0.0))
         scores = _product(queries, turned) * decay
         if L2NORM:
-            q_norm = _inverse_norms(queries, row == column, tokens)
-            _write(q_norms, slot, head, q_norm)
             scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
         else:
             scores = scores * SCALE
-        # This first: the inverse needs the registers.
         _write_square(attention, slot, head, ct.where(inside, scores, 0.0))
-        full = _product(keys, turned) * decay
-        if L2NORM:
-            full = full * ct.reshape(k_norm, (C, 1))
-        _write_square(inverse, slot, head, _inverse(ct.where(inside, full, 0.0), row, column))
+        _write_square(inverse, slot, head, _inverse(full, row, column))

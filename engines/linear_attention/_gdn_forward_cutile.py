@@ -71,14 +71,15 @@ def gdn_scan(
     INITIAL: Static[bool],
     INDICES: Static[bool],
     FINAL: Static[bool],
-    POOL: Static[bool],
+    OVERWRITE: Static[bool],
     EVERY: Static[int],
 ):
     """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
 
-    With FINAL it writes the state behind them, into the sequence's row of `final`, or if POOL into the one that
-    `indices` names; with EVERY, the state before each EVERY-th chunk but the first. With INITIAL it starts from
-    `initial`, the sequence's row or if INDICES the one that `indices` names; from 0 if there is no such row.
+    With INITIAL it starts from `initial`, the sequence's row or if INDICES the one that `indices` names; from 0 if
+    there is no such row. With FINAL it writes the state behind them into the sequence's row of `final`; with EVERY, the
+    state before each EVERY-th chunk but the first. With OVERWRITE `final` is `initial`, read through it and written
+    where it was read.
 
     The state is (K, V), turned against the arrays' (V, K). K is the key dim rounded up to a power of two.
     """
@@ -88,11 +89,12 @@ def gdn_scan(
     place = sequence
     if INDICES:
         place = ct.gather(indices, (sequence,))
-    known = (place >= 0) & (place < initial.shape[0]) if INDICES else True
+    states = final if OVERWRITE else initial
+    known = (place >= 0) & (place < states.shape[0]) if INDICES else True
     state = ct.zeros((K, V), ct.float32)
     if INITIAL:
         index = (ct.where(known, place, 0) if INDICES else place, head, part, 0)
-        given = ct.load(initial, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+        given = ct.load(states, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
         state = wide(ct.transpose(ct.reshape(given, (V, K))))
         if INDICES:
             state = ct.where(known, state, 0.0)
@@ -130,7 +132,7 @@ def gdn_scan(
             ct.store(outputs, (at, head, part), made, allow_tma=False)
             factors = ahead
     if FINAL:
-        if POOL:
+        if OVERWRITE:
             if known:
                 _store_state(final, place, head, part, state, K, V)
         else:

@@ -17,7 +17,7 @@ _SUM_ROWS, _SUM_COLS = 128, 16
 """The tile in which the chunks' parts of a gate's parameters are added."""
 
 
-def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
+def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scans keeps, and `keys`, those of q's and k's gradients that
     are worked on at a time."""
     return [(("values", min(64, power(facts.value_dim))), ("keys", min(32, power(facts.key_dim))))]

@@ -17,13 +17,15 @@ from cudnn_jax.graph import GraphNotSupportedError, data_type, pygraph
 
 _SERVED = Capabilities(
     platforms=frozenset({"cuda"}),
-    sm_lo=90,
-    sm_hi=119,
+    sm_lo=80,
+    sm_hi=129,
     dtypes=frozenset({data_type.HALF, data_type.BFLOAT16}),
 )
 _PROGRAMS: dict[str, Any] = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}
 _OUTPUTS = {"fwd": ("O",), "bwd": ()}
 """What a graph of a direction must give."""
+_MOST_KEYS = {"fwd": {80: 64, 90: 256, 120: 128}, "bwd": {80: 0, 90: 256, 120: 0}}
+"""Direction -> architecture -> the widest K, from it on to the next: images for more keep registers in local memory."""
 _MOST_DIM = 256
 _DIVISOR = 16
 _MOST_BLOCKS = 65535
@@ -41,8 +43,7 @@ class CutileGdn(BaseEngine):
             raise GraphNotSupportedError(f"{self.name}: {reason}")
         cutile.gpu_code(target)
         cutile.available()
-        assert target.sm_count is not None
-        settings: list[Knobs] = _PROGRAMS[facts.direction].settings(facts, target.sm_count)
+        settings: list[Knobs] = _PROGRAMS[facts.direction].settings(facts, target)
         return settings
 
     def build_plan(self, graph: pygraph, facts: Any, config: PlanConfig, target: Target) -> Artifact:
@@ -56,6 +57,8 @@ def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
     """Why the engine does not serve: field, value, limit."""
     if reason := _SERVED.place(target):
         yield reason
+    else:
+        yield from _too_wide(facts, target.sm)
     if facts.unexplained:
         yield f"graph has {', '.join(facts.unexplained)}, serves the operation alone"
     if reason := _SERVED.element_type(facts.dtype):
@@ -80,3 +83,13 @@ def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
     for name, number in blocks.items():
         if number > _MOST_BLOCKS:
             yield f"{name} {number}, serves at most {_MOST_BLOCKS}"
+
+
+def _too_wide(facts: LinearFacts, sm: int | None) -> Iterator[str]:
+    """Why an architecture has no image that may run."""
+    assert sm is not None
+    most = [width for first, width in _MOST_KEYS[facts.direction].items() if first <= sm][-1]
+    if not most:
+        yield f"direction {facts.direction} on sm_{sm}, serves fwd there"
+    elif most < facts.key_dim <= _MOST_DIM:
+        yield f"key_dim {facts.key_dim} on sm_{sm}, serves at most {most} there"

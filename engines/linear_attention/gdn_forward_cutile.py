@@ -7,22 +7,30 @@ from math import prod
 
 from cudnn_jax.engines.cutile import Array
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
-from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, Knobs, power
+from cudnn_jax.engines.linear_attention.gdn_launch import (
+    C,
+    ChunkedLaunch,
+    Given,
+    Knobs,
+    power,
+    products_of_shared_memory,
+)
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
 
-def settings(facts: LinearFacts, sm_count: int) -> list[Knobs]:
+def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time.
 
     Narrow parts are more blocks, wide ones read q and k less often; of a long state a wide part spills registers.
     """
+    assert target.sm_count is not None
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
-    few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= sm_count
+    few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= target.sm_count
     made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
     # One setting whatever is packed, if bits may not depend on it.
-    alone = facts.batch_invariant or facts.key_dim > 128
+    alone = facts.batch_invariant or facts.key_dim > 128 or not products_of_shared_memory(target)
     fitting = [(narrow, 1)] if alone else made
     return [(("values", values), ("blocks", blocks)) for values, blocks in fitting]
 
@@ -43,7 +51,10 @@ class _Launch(ChunkedLaunch):
     def _scan(self, first_slot: Given, prepared: Sequence[Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
 
-        facts, given = self.facts, self.given
+        facts, given = self.facts, dict(self.given)
+        starts = "initial_state" in given
+        if facts.overwrite:  # one buffer, which the kernel takes once
+            del given["initial_state"]
         first_checkpoint = self._checkpoint_rows()
         self.run(
             kernels.gdn_scan,
@@ -56,11 +67,12 @@ class _Launch(ChunkedLaunch):
             ],
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
-                *(name in given for name in ("initial_state", "state_indices", "final_state")),
-                *(facts.pool and facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
+                *(starts, facts.pool, "final_state" in given),
+                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
             ],
             (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],
+            **({} if products_of_shared_memory(self.target) else {"num_worker_warps": 8}),
         )
 
     def _checkpoint_rows(self) -> Given | None:

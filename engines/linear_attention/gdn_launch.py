@@ -122,16 +122,23 @@ class ChunkedLaunch(Launch):
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
             [power(facts.key_dim), *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
             (facts.heads, self.slots, 1),
-            occupancy=_prepare_blocks(facts, self.target),
+            **_prepare_hints(facts, self.target),
         )
         return made
 
 
-def _prepare_blocks(facts: LinearFacts, target: Target) -> int:
-    """Blocks of `gdn_prepare` on a multiprocessor: the most for which no image spills registers."""
-    if target.sm != 90:
-        return 1
-    return 3 if facts.use_qk_l2norm and facts.key_dim <= 128 else 2
+def _prepare_hints(facts: LinearFacts, target: Target) -> dict[str, int]:
+    """The blocks of `gdn_prepare` on a multiprocessor, as many as no image spills registers for, and its warps."""
+    assert target.sm is not None
+    if target.sm == 90:
+        return {"occupancy": 3 if (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 else 2}
+    more_warps = target.sm >= 120 and facts.key_dim <= 64
+    return {"occupancy": 1, **({"num_worker_warps": 8} if more_warps else {})}
+
+
+def products_of_shared_memory(target: Target) -> bool:
+    """Whether products read operands out of shared memory. Elsewhere registers hold them, and it takes more warps."""
+    return target.sm is not None and 90 <= target.sm < 120
 
 
 def power(size: int) -> int:

@@ -30,6 +30,7 @@ from jax import lax
 
 from cudnn_jax.engines import wide_types
 from cudnn_jax.engines.linear_attention import _inputs
+from cudnn_jax.engines.linear_attention._heads import in_turn
 from cudnn_jax.engines.linear_attention._slots import Rows, Slots
 
 if TYPE_CHECKING:
@@ -37,10 +38,15 @@ if TYPE_CHECKING:
 
 Array = jax.Array
 Function = Callable[..., tuple[Any, ...]]
-_product = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+_FLOAT32 = lax.DotAlgorithmPreset.F32_F32_F32
+"""As exact as `Precision.HIGHEST`, which a CPU's fast library for products declines."""
+_product = partial(jnp.einsum, precision=_FLOAT32)
+_matmul = partial(jnp.matmul, precision=_FLOAT32)
 _LONGEST_CHUNK = 32
 """Took a CPU the least time of 16, 32 and 64 in `python -m benchmarks gdn_reference`. Rounding grows with it where keys
 repeat and beta is near 2, so that the state is reflected and not forgotten."""
+_BLOCK = 16
+"""Rows of the blocks on the diagonal below which halving an inverse costs more calls than it saves arithmetic."""
 _LANES = {"cpu": 1}
 """Lanes are of use where there are cores for them, and cost the scan up to as many times the work at worst."""
 _OTHER_LANES = 64
@@ -59,10 +65,13 @@ def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None)
 
     Args:
       facts: the graph.
-      platform: where it will run. It decides how many sequences run beside each other alone.
+      platform: where it will run. It decides alone how many heads and sequences run beside each other.
       chunk: tokens of a chunk, a power of two; None chooses.
     """
+    return in_turn(lambda part: _forward(part, platform, chunk), facts, platform)
 
+
+def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> Function:
     def run(*arrays: Array) -> tuple[Array, ...]:
         given = _given(facts, arrays)
         initial = _initial_state(facts, given)
@@ -98,7 +107,10 @@ def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None)
 
 def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> Function:
     """The function of a backward graph, as `forward`. The gradients are written out: no autodiff is involved."""
+    return in_turn(lambda part: _backward(part, platform, chunk), facts, platform)
 
+
+def _backward(facts: LinearFacts, platform: str, chunk: int | None) -> Function:
     def run(*arrays: Array) -> tuple[Array, ...]:
         given = _given(facts, arrays)
         initial = _initial_state(facts, given)
@@ -240,10 +252,21 @@ def _blank_states(part: _Chunks) -> Array:
 
 
 def _inverse(lower: Array) -> Array:
-    """(I + lower)^-1 of strictly lower triangular (..., C, C), C a power of two: blocks of it merged in pairs.
+    """(I + lower)^-1 of strictly lower triangular (..., C, C), C a power of two, from those of the halves.
 
     A triangular solve would be a call of LAPACK on a CPU, whose own threads stall where there are no cores for them.
     """
+    half = lower.shape[-1] // 2
+    if half < _BLOCK:
+        return _block_inverse(lower)
+    first, last = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    left = -_matmul(last, _matmul(lower[..., half:, :half], first))
+    rows = [first, jnp.zeros_like(first)], [left, last]
+    return jnp.concatenate([jnp.concatenate(row, axis=-1) for row in rows], axis=-2)
+
+
+def _block_inverse(lower: Array) -> Array:
+    """`_inverse` by blocks merged in pairs, in products of the whole: of small ones the cheaper way."""
     chunk = lower.shape[-1]
     row, column = jnp.arange(chunk)[:, None], jnp.arange(chunk)
     made = jnp.broadcast_to(jnp.eye(chunk, dtype=jnp.float32), lower.shape)
@@ -252,7 +275,9 @@ def _inverse(lower: Array) -> Array:
         # The block left of the diagonal in each pair of blocks on it.
         left = (row // size == column // size + 1) & (row // size % 2 == 1)
         block = jnp.where(left, lower, 0)
-        made -= block if size == 1 else _product("nhij,nhjk->nhik", made, _product("nhij,nhjk->nhik", block, made))
+        made -= (
+            block if size == 1 else _product("...ij,...jk->...ik", made, _product("...ij,...jk->...ik", block, made))
+        )
         size *= 2
     return made
 
@@ -269,8 +294,8 @@ def _gradients(part: _Chunks, start: Array, u: Array, d_o: Array, end: Array, w:
     k_read = -from_start * _product("nhcv,nhvk->nhck", d_v, start)
     k_write = to_end * _product("nhcv,nhvk->nhck", u, end)
     d_q = q_read + _product("nhcd,nhdk->nhck", d_p, k)
-    d_k = k_read + k_write + _product("nhcd,nhdk->nhck", d_a, k)
-    d_k += _product("nhdc,nhdk->nhck", d_p, q) + _product("nhdc,nhdk->nhck", d_a, k)
+    d_k = k_read + k_write + _product("nhdc,nhdk->nhck", d_p, q)
+    d_k += _product("nhcd,nhdk->nhck", d_a + d_a.mT, k)
 
     held = part.v - from_start * _product("nhck,nhvk->nhcv", k, start) - _product("nhcd,nhdv->nhcv", part.a, u)
     d_beta = jnp.sum(w * held, axis=-1)
@@ -296,7 +321,7 @@ def _upper(chunk: int) -> Array:
 
 def _sum_across(x: Array) -> Array:
     """Of (..., C, C), for each t the sum over rows i >= t and columns j < t: the pairs that token t stands between."""
-    return jnp.sum(jnp.tril(_product("ti,nhij->nhtj", _upper(x.shape[-1]), x), -1), axis=-1)
+    return jnp.sum(jnp.tril(_product("nhij,jt->nhit", x, jnp.triu(jnp.ones(x.shape[-2:], jnp.float32), 1))), axis=-2)
 
 
 def _decays(g: Array) -> tuple[Array, Array, Array]:

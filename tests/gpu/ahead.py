@@ -20,7 +20,13 @@ from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.planning import pygraph, stored_of
 from cudnn_jax.engines.store import Store
 from cudnn_jax.engines.target import Target, named
-from gpu import gdn_backward_programs, gdn_programs, norm_programs, pointwise_programs
+from gpu import (
+    gdn_backward_programs,
+    gdn_programs,
+    gdn_recurrent_programs,
+    norm_programs,
+    pointwise_programs,
+)
 from gpu.poison import poisoned_outputs
 
 
@@ -46,7 +52,7 @@ def main(argv: list[str]) -> int:
     print(fill(folder / "benchmarks", target, benchmarks), "programs of benchmarks")
     with poisoned_outputs(pytest.MonkeyPatch()):
         planning.clear_memo()  # those were not poisoned
-        ours = (norm_programs, gdn_programs, gdn_backward_programs)
+        ours = (norm_programs, gdn_programs, gdn_recurrent_programs, gdn_backward_programs)
         tests = itertools.chain(*(each.programs() for each in ours), pointwise_programs.programs(target))
         print(fill(folder / "tests", target, tests), "programs of tests")
     return 0

@@ -12,11 +12,12 @@ import numpy as np
 from cudnn_jax.engines.base import PlanConfig
 from cudnn_jax.engines.linear_attention import facts, gdn_backward_cutile
 from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.target import named
 from support.gdn_cases import BackwardCase
 from support.linear_attention import Options, Sizes
 
 ENGINE = "cutile_gdn"
-SM_COUNT = 132
+TARGET = named("h200")
 
 NORMAL = Options(use_qk_l2norm=True)
 PACKED = Sizes((200, 0, 64, 1, 130), key_dim=128, value_dim=128, tail=67)
@@ -42,7 +43,7 @@ def graph_of(case: BackwardCase) -> pygraph:
 def implementations(graph: pygraph) -> list[str]:
     """The names of the engine's plans, the predicted best first."""
     graph.freeze()
-    found = gdn_backward_cutile.settings(facts.analyze(graph), SM_COUNT)
+    found = gdn_backward_cutile.settings(facts.analyze(graph), TARGET)
     return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in found]
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,21 +14,23 @@ from cudnn_jax.engines.base import PlanConfig
 from cudnn_jax.engines.linear_attention import gdn_forward_cutile
 from cudnn_jax.engines.linear_attention.facts import analyze
 from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.target import named
 from support.gdn_cases import Case
 from support.linear_attention import Options, Sizes
 
 ENGINE = "cutile_gdn"
-SM_COUNT = 132
+TARGET = named("h200")
 SEED = int(os.environ.get("CUDNN_JAX_GDN_CASES", "0"))
 COUNT = 64
 
-_HEADS = ((1, 1, 1), (2, 2, 2), (2, 1, 4), (4, 2, 2))
+HEADS = ((1, 1, 1), (2, 2, 2), (2, 1, 4), (4, 2, 2))
 _DIMS = ((128, 128), (64, 64), (128, 96), (48, 144), (256, 256), (16, 16), (192, 64))
 _EVERY = (0, 0, 64, 128)
-_KINDS = ("mild", "strong", "reset", "correlated", "unwritten", "zero_keys")
+KINDS = ("mild", "strong", "reset", "correlated", "unwritten", "zero_keys")
 
 
-def _options(rng: np.random.Generator) -> Options:
+def options(rng: np.random.Generator, every: Sequence[int] = (0,)) -> Options:
+    """Any options, with checkpoints after one of `every`."""
     safe = bool(rng.random() < 0.3)
     sigmoid = bool(rng.random() < 0.4)
     return Options(
@@ -37,7 +39,7 @@ def _options(rng: np.random.Generator) -> Options:
         allow_neg_eigval=sigmoid and bool(rng.random() < 0.5),
         safe_gate=safe,
         gate_domain="linear" if not safe and rng.random() < 0.3 else "log",
-        checkpoint_every_n_tokens=int(rng.choice(_EVERY)),
+        checkpoint_every_n_tokens=int(rng.choice(every)),
     )
 
 
@@ -50,14 +52,14 @@ def _lengths(rng: np.random.Generator) -> tuple[int, ...]:
 
 def drawn(rng: np.random.Generator) -> Case:
     key_dim, value_dim = _DIMS[rng.integers(len(_DIMS))]
-    heads = _HEADS[rng.integers(len(_HEADS))]
+    heads = HEADS[rng.integers(len(HEADS))]
     sizes = Sizes(_lengths(rng), heads, key_dim, value_dim, tail=int(rng.integers(0, 2) * rng.integers(1, 200)))
     dtype = str(rng.choice(["bfloat16", "float16"]))
     pool = int(rng.random() < 0.3) * (len(sizes.lengths) + 3)
     return Case(
         sizes,
-        _options(rng),
-        kind=str(rng.choice(_KINDS)),
+        options(rng, _EVERY),
+        kind=str(rng.choice(KINDS)),
         dtype=dtype,
         gates=str(rng.choice(["float32", dtype])),
         state=str(rng.choice(["float32", "bfloat16"])),
@@ -76,7 +78,7 @@ def cases() -> list[Case]:
 def implementations(graph: pygraph) -> list[str]:
     """The names of the engine's plans, the predicted best first."""
     graph.freeze()
-    found = gdn_forward_cutile.settings(analyze(graph), SM_COUNT)
+    found = gdn_forward_cutile.settings(analyze(graph), TARGET)
     return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in found]
 
 

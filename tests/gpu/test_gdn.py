@@ -1,4 +1,4 @@
-"""The cuTile forward of Gated DeltaNet on a GPU: drawn cases against float64, outputs and workspace filled with NaN."""
+"""The cuTile forwards of Gated DeltaNet on a GPU: drawn cases against float64, outputs and workspace filled with NaN."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gpu.gdn_programs import SEED, cases, implementations
+from gpu import gdn_programs, gdn_recurrent_programs
 from gpu.poison import poisoned_outputs
 from gpu.running import run
 
@@ -18,12 +18,19 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("number", range(len(cases())), ids=[f"{SEED}-{n}: {c}" for n, c in enumerate(cases())])
-def test_a_drawn_case_computes_the_recurrence_and_repeats_its_bits(number, rng) -> None:
-    case = cases()[number]
+CASES = [
+    pytest.param(programs, number, id=f"{programs.ENGINE}-{gdn_programs.SEED}-{number}: {case}")
+    for programs in (gdn_programs, gdn_recurrent_programs)
+    for number, case in enumerate(programs.cases())
+]
+
+
+@pytest.mark.parametrize(("programs", "number"), CASES)
+def test_a_drawn_case_computes_the_recurrence_and_repeats_its_bits(programs, number, rng) -> None:
+    case = programs.cases()[number]
     given = case.draw(rng)
     graph = case.graph(given)
-    names = implementations(case.graph(given))
+    names = programs.implementations(case.graph(given))
     arrays, name = [given[tensor.name] for tensor in graph.inputs], names[number % len(names)]
     first, second = (run(graph, arrays, name) for _ in range(2))
     case.check(graph, [np.asarray(array) for array in first], case.expected(given))

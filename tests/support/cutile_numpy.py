@@ -59,14 +59,17 @@ def run(
 ) -> list[np.ndarray]:
     """The outputs of a program of cubin steps. Outputs and workspace hold NaN before.
 
-    `in_place` is the graph's: such an output starts as that input's values.
+    `in_place` is the graph's: such an output starts as that input's values, which only it holds: kernels are compiled
+    for arrays that do not overlap, so they may not read one through another.
     """
     payload = msgpack.unpackb(msgpack.unpackb(program.data)["payload"])
     for given, expected in zip(inputs, payload["inputs"], strict=True):
         assert (list(given.shape), str(given.dtype)) == (expected["shape"], expected["dtype"])
     outputs = [_poisoned(each["shape"], jnp.dtype(each["dtype"])) for each in payload["outputs"]]
+    inputs = list(inputs)
     for made, over in in_place.items():
         outputs[made][...] = inputs[over]
+        inputs[over] = _poisoned(inputs[over].shape, inputs[over].dtype)
     workspace = _poisoned([payload["workspace"]], np.dtype(np.uint8))
     memory = [array.reshape(-1).view(np.uint8) for array in (*inputs, *outputs)]
     before = [array.copy() for array in inputs]

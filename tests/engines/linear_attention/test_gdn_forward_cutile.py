@@ -30,7 +30,12 @@ CASES = [
     Case(PACKED, Options(use_qk_l2norm=True)),
     Case(PACKED, Options(), dtype="float16", gates="float16", cu="int64", without=("initial_state",)),
     Case(SHARED, Options(use_qk_l2norm=True, use_beta_sigmoid=True, safe_gate=True)),
-    Case(SHARED, Options(use_beta_sigmoid=True, allow_neg_eigval=True, gate_domain="linear"), state="bfloat16"),
+    Case(
+        SHARED,
+        Options(use_beta_sigmoid=True, allow_neg_eigval=True, gate_domain="linear"),
+        state="bfloat16",
+        overwrite=True,
+    ),
     Case(SHARED, Options(safe_gate=True), without=("a_log",)),
     Case(SHARED, Options(safe_gate=True), without=("dt_bias", "initial_state")),
     Case(ONE, Options(scale=0.7), kind="reset"),
@@ -103,8 +108,18 @@ def test_a_decline_names_field_value_and_limit(graph, reason) -> None:
 
 
 def test_a_target_out_of_reach_is_declined() -> None:
-    target = dataclasses.replace(H200, sm=80)
-    assert refused(of(), target) == f"{ENGINE}: architecture sm_80, serves sm_90 to sm_119"
+    target = dataclasses.replace(H200, sm=75)
+    assert refused(of(), target) == f"{ENGINE}: architecture sm_75, serves sm_80 to sm_129"
+
+
+@pytest.mark.parametrize(("sm", "most"), [(80, 64), (89, 64), (120, 128)])
+def test_a_key_dim_whose_images_spill_is_declined(sm, most) -> None:
+    target = dataclasses.replace(H200, sm=sm)
+    wider = of(Sizes((5,), key_dim=most + 16, value_dim=16))
+    assert refused(wider, target) == f"{ENGINE}: key_dim {most + 16} on sm_{sm}, serves at most {most} there"
+    fits = of(Sizes((5,), key_dim=most, value_dim=16))
+    fits.create_execution_plans(target=target)
+    assert "cutile_gdn" in {plan.engine for plan in fits.plans}
 
 
 def test_an_h200_that_is_not_there_gets_a_program() -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cudnn_jax.engines.linear_attention import reference_gdn
+from cudnn_jax.engines.linear_attention import _heads, reference_gdn
 from cudnn_jax.engines.target import CPU, named
 from cudnn_jax.graph import GraphNotSupportedError
 from support import linear_attention as oracle
@@ -89,6 +89,18 @@ def test_sequences_beside_each_other(lanes: int, monkeypatch: pytest.MonkeyPatch
     check_backward(reference_gdn.backward, given, Options(), rng)
 
 
+@pytest.fixture
+def heads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_heads, "_AT_ONCE", {"cpu": 1})
+
+
+@pytest.mark.usefixtures("heads_in_turn")
+def test_heads_in_turn(rng: np.random.Generator) -> None:
+    given = oracle.draw(rng, replace(SMALL, heads=(2, 4, 4)), EVERYTHING)
+    check_forward(reference_gdn.forward, given, EVERYTHING)
+    check_backward(reference_gdn.backward, given, EVERYTHING, rng)
+
+
 @pytest.mark.parametrize(("lengths", "tail"), [((), 0), ((), 3), ((0, 0), 0), ((0, 0, 0), SMALL.total)])
 def test_hardly_anything(lengths: tuple[int, ...], tail: int, rng: np.random.Generator) -> None:
     given = oracle.draw(rng, replace(SMALL, lengths=lengths, tail=tail), EVERYTHING)
@@ -117,9 +129,10 @@ def test_narrow_types(dtype: str, state: str, rng: np.random.Generator) -> None:
     check_backward(reference_gdn.backward, given, EVERYTHING, rng, tolerance=1.5e-2)
 
 
+@pytest.mark.usefixtures("heads_in_turn")
 def test_a_pool_of_states(rng: np.random.Generator) -> None:
     """Rows outside the pool start from 0 and are written nowhere; rows that nobody names stay as they are."""
-    sizes = replace(SMALL, lengths=(5, 0, 3, 4, 9))
+    sizes = replace(SMALL, lengths=(5, 0, 3, 4, 9), heads=(2, 2, 2))
     given = oracle.draw(rng, sizes)
     pool = rng.standard_normal((6, *sizes.states[1:])).astype(np.float32)
     indices = np.array([4, 2, -1, 0, 6], np.int32)

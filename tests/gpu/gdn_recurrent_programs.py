@@ -1,0 +1,63 @@
+"""The graphs of a few tokens a sequence in the GPU tests of Gated DeltaNet, drawn from the seed of `gdn_programs`, with
+every setting of the token-by-token engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cudnn_jax.engines.base import PlanConfig
+from cudnn_jax.engines.linear_attention import gdn_recurrent_cutile
+from cudnn_jax.engines.linear_attention.facts import analyze
+from cudnn_jax.engines.planning import pygraph
+from gpu.gdn_programs import HEADS, KINDS, SEED, options
+from support.gdn_cases import Case
+from support.linear_attention import Sizes
+
+ENGINE = "cutile_gdn_recurrent"
+COUNT = 40
+_LONGEST = 8
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def drawn(rng: np.random.Generator) -> Case:
+    lengths = rng.integers(1, _LONGEST + 1, rng.integers(1, 7))
+    lengths[1:][rng.random(len(lengths) - 1) < 0.2] = 0
+    key_dim, value_dim = (16 * int(rng.integers(1, 17)) for _ in range(2))
+    tail = int(rng.integers(0, 2) * rng.integers(1, 40))
+    sizes = Sizes((*map(int, lengths),), HEADS[rng.integers(len(HEADS))], key_dim, value_dim, tail)
+    dtype = str(rng.choice(_DTYPES))
+    pool = int(rng.random() < 0.6) * (len(lengths) + 3)
+    started = pool or rng.random() < 0.6
+    return Case(
+        sizes,
+        options(rng),
+        kind=str(rng.choice(KINDS)),
+        dtype=dtype,
+        gates=str(rng.choice(["float32", dtype])),
+        state=str(rng.choice(["float32", "bfloat16"])),
+        cu=str(rng.choice(["int32", "int64"])),
+        without=() if started else ("initial_state",),
+        pool=pool,
+        overwrite=bool(started and rng.random() < 0.6),
+    )
+
+
+def cases() -> list[Case]:
+    rng = np.random.default_rng(SEED)
+    return [drawn(rng) for _ in range(COUNT)]
+
+
+def implementations(graph: pygraph) -> list[str]:
+    """The names of the engine's plans, the predicted best first."""
+    graph.freeze()
+    return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in gdn_recurrent_cutile.settings(analyze(graph))]
+
+
+def programs() -> Iterator[tuple[pygraph, str]]:
+    """Every graph with the plan that the test of it asks for: the settings take turns."""
+    for number, case in enumerate(cases()):
+        given = case.draw(np.random.default_rng(0))
+        names = implementations(case.graph(given))
+        yield case.graph(given), names[number % len(names)]
