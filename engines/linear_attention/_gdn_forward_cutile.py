@@ -32,7 +32,7 @@ def _load_square(array, slot, head):
 
 
 def _product(x, y):
-    """Into an accumulator of its own: one that holds a scaled tile makes tileiras 13.4 wait for each instruction."""
+    """Into an accumulator of its own: one that holds a scaled tile may make tileiras 13.4 wait for each instruction."""
     return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
 
 
@@ -103,12 +103,12 @@ def gdn_scan(
         outputs = rows_of(output, begin, end)
         chunks = ct.astype((end - begin + (C - 1)) // C, ct.int32)
         if EVERY:
-            kept = ct.gather(first_checkpoint, (sequence,)) - 1
+            row = ct.gather(first_checkpoint, (sequence,)) - 1
         factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
         for at in range(chunks):
             if EVERY:
                 if (at > 0) & (at % EVERY == 0):
-                    _store_state(checkpoints, kept + at // EVERY, head, part, state, K, V)
+                    _store_state(checkpoints, row + at // EVERY, head, part, state, K, V)
             key = _load_chunk(keys, at, head // K_RATIO, 0, K)
             value = _load_chunk(values, at, head // V_RATIO, part, V)
             solve = _load_square(inverse, slot + at, head)
@@ -126,7 +126,9 @@ def gdn_scan(
             low = ct.astype(state, k.dtype)
             wanted = wide(value) - _product(key, low) * erase
             written = _product(solve, ct.astype(wanted, k.dtype))
-            state = state * power(last) + _product(ct.transpose(key), ct.astype(written * keep, k.dtype))
+            left, kept = state * power(last), ct.astype(written * keep, k.dtype)
+            # Where a state was loaded, a product that starts from another tile waits for each of its instructions.
+            state = left + _product(ct.transpose(key), kept) if INITIAL else ct.mma(ct.transpose(key), kept, left)
             made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
             made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
             ct.store(outputs, (at, head, part), made, allow_tma=False)
