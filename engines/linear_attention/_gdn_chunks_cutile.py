@@ -35,29 +35,41 @@ def _slots(start, stop):
 
 
 def gdn_chunk_table(
-    cu_seqlens, chunks, first_slot, cleared, SEQUENCES: Static[int], SLOTS: Static[int], COLS: Static[int]
+    cu_seqlens,
+    chunks,
+    first_slot,
+    order,
+    cleared,
+    SEQUENCES: Static[int],
+    SLOTS: Static[int],
+    COLS: Static[int],
+    ORDER: Static[bool],
 ):
     """Writes chunks (SLOTS, 4): first token, tokens (0 in a slot that is left over), sequence, index in it; and
-    first_slot (SEQUENCES + 1). Clears the rows of `cleared` (total, columns) that belong to no sequence, if given.
+    first_slot (SEQUENCES + 1). With ORDER also order (SEQUENCES), the sequences with the most chunks first. Clears the
+    rows of `cleared` (total, columns) that belong to no sequence, if given.
 
     Block b writes sequence b's rows, or the slots that are left over, and clears what it must of 64 rows.
     """
     block = ct.bid(0)
     if block <= SEQUENCES:
         places = ct.arange(_TABLE_TILE, dtype=ct.int32)
-        before = ct.zeros((_TABLE_TILE,), ct.int32)
-        for tile in range(ct.cdiv(block, _TABLE_TILE)):
-            at = tile * _TABLE_TILE + places
-            earlier = at < block
-            start = ct.gather(cu_seqlens, (at,), mask=earlier)
-            stop = ct.gather(cu_seqlens, (at + 1,), mask=earlier)
-            before = before + ct.where(earlier, _slots(start, stop), 0)
-        first = ct.sum(before, axis=0)
-        ct.scatter(first_slot, (block,), first)
         last = block == SEQUENCES
         start = ct.astype(ct.gather(cu_seqlens, (block,)), ct.int32)
         stop = ct.astype(ct.gather(cu_seqlens, (ct.minimum(block + 1, SEQUENCES),)), ct.int32)
-        count = ct.where(last, SLOTS - first, _slots(start, stop))
+        own = _slots(start, stop)
+        before, longer = ct.zeros((_TABLE_TILE,), ct.int32), ct.zeros((_TABLE_TILE,), ct.int32)
+        for tile in range(ct.cdiv(SEQUENCES if ORDER else block, _TABLE_TILE)):
+            at = tile * _TABLE_TILE + places
+            there, earlier = at < SEQUENCES, at < block
+            slots = _slots(ct.gather(cu_seqlens, (at,), mask=there), ct.gather(cu_seqlens, (at + 1,), mask=there))
+            before = before + ct.where(earlier, slots, 0)
+            longer = longer + ct.where(there & ((slots > own) | ((slots == own) & earlier)), 1, 0)
+        first = ct.sum(before, axis=0)
+        ct.scatter(first_slot, (block,), first)
+        if ORDER:
+            ct.scatter(order, (ct.sum(longer, axis=0),), block, mask=block < SEQUENCES)
+        count = ct.where(last, SLOTS - first, own)
         column = ct.reshape(ct.arange(4, dtype=ct.int32), (1, 4))
         for tile in range(ct.cdiv(count, _TABLE_TILE)):
             index = ct.reshape(tile * _TABLE_TILE + places, (_TABLE_TILE, 1))

@@ -49,6 +49,7 @@ def gdn_scan(
     v,
     cu_seqlens,
     first_slot,
+    order,
     gates,
     rates,
     inverse,
@@ -73,8 +74,11 @@ def gdn_scan(
     FINAL: Static[bool],
     OVERWRITE: Static[bool],
     EVERY: Static[int],
+    ORDER: Static[bool],
 ):
     """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
+
+    With ORDER the sequence is the one that `order` has in that place.
 
     With INITIAL it starts from `initial`, the sequence's row or if INDICES the one that `indices` names; from 0 if
     there is no such row. With FINAL it writes the state behind them into the sequence's row of `final`; with EVERY, the
@@ -84,6 +88,8 @@ def gdn_scan(
     The state is (K, V), turned against the arrays' (V, K). K is the key dim rounded up to a power of two.
     """
     part, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
+    if ORDER:
+        sequence = ct.gather(order, (sequence,))
     begin, end = ct.gather(cu_seqlens, (sequence,)), ct.gather(cu_seqlens, (sequence + 1,))
     slot = ct.gather(first_slot, (sequence,))
     place = sequence

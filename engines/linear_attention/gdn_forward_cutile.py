@@ -44,11 +44,21 @@ class _Launch(ChunkedLaunch):
     def add(self) -> None:
         facts = self.facts
         output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
-        chunks, first_slot = self.table(output)
+        order = self.scratch(data_type.INT32, facts.sequences) if self._queued() else None
+        chunks, first_slot = self.table(output, order)
         gates, rates = self.gates(chunks)
-        self._scan(first_slot, [gates, rates, *self.prepare(chunks, gates, rates)])
+        self._scan([first_slot, order], [gates, rates, *self.prepare(chunks, gates, rates)])
 
-    def _scan(self, first_slot: Given, prepared: Sequence[Given | None]) -> None:
+    def _parts(self) -> int:
+        return -(-self.facts.value_dim // self.knobs["values"])
+
+    def _queued(self) -> bool:
+        """Whether blocks of the scan wait for others: the longest sequences go first then, or one ends alone."""
+        facts, sm_count = self.facts, self.target.sm_count
+        assert sm_count is not None
+        return facts.sequences > 1 and self._parts() * facts.heads * facts.sequences > self.knobs["blocks"] * sm_count
+
+    def _scan(self, walks: Sequence[Given | None], prepared: Sequence[Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
 
         facts, given = self.facts, dict(self.given)
@@ -60,7 +70,7 @@ class _Launch(ChunkedLaunch):
             kernels.gdn_scan,
             [
                 *map(given.get, ("q", "k", "v", "cu_seqlens")),
-                first_slot,
+                *walks,
                 *prepared,
                 *map(given.get, ("initial_state", "state_indices", "O", "final_state", "state_checkpoints")),
                 first_checkpoint,
@@ -68,9 +78,9 @@ class _Launch(ChunkedLaunch):
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
                 *(starts, facts.pool, "final_state" in given),
-                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
+                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, self._queued()),
             ],
-            (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
+            (self._parts(), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],
             **({} if products_of_shared_memory(self.target) else {"num_worker_warps": 8}),
         )

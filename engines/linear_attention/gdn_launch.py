@@ -76,8 +76,11 @@ class ChunkedLaunch(Launch):
         self.gate_heads = min(16, power(facts.heads))
         """Heads whose gates a block works on."""
 
-    def table(self, cleared: Given | None = None) -> tuple[Given, Given]:
-        """chunks and first_slot; rows of `cleared` (total, columns) that belong to no sequence become 0."""
+    def table(self, cleared: Given | None = None, order: Given | None = None) -> tuple[Given, Given]:
+        """chunks and first_slot; rows of `cleared` (total, columns) that belong to no sequence become 0.
+
+        `order` (sequences) gets the sequences, those with the most chunks first.
+        """
         from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
 
         facts = self.facts
@@ -88,8 +91,11 @@ class ChunkedLaunch(Launch):
             blocks = max(blocks, -(-facts.total // C))
         self.run(
             kernels.gdn_chunk_table,
-            [self.given["cu_seqlens"], chunks, first_slot, cleared],
-            [facts.sequences, self.slots, 0 if cleared is None else min(256, power(cleared[0].shape[1]))],
+            [self.given["cu_seqlens"], chunks, first_slot, order, cleared],
+            [
+                *(facts.sequences, self.slots, 0 if cleared is None else min(256, power(cleared[0].shape[1]))),
+                order is not None,
+            ],
             (blocks, 1, 1),
         )
         return chunks, first_slot
