@@ -48,6 +48,15 @@ def test_it_learns_and_says_which_engine_ran(example, small, tmp_path, capsys):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_it_learns_with_kimi_delta_attention(example, small, tmp_path, capsys, monkeypatch):
+    config = dataclasses.replace(small, layers=1)
+    monkeypatch.setattr(example.Config, "for_backend", classmethod(lambda cls: config))
+    assert example.main(["--layers", "kda", "--steps", "80", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert 1.0 < nats(text, "validation loss") < nats(text, "byte frequencies alone")
+    assert "kda_fwd by xla, kda_bwd by xla" in text
+
+
 def test_stopped_before_it_learnt_it_fails(example, small, tmp_path, capsys):
     assert example.main(["--steps", "100000", "--seconds", "0", "--out", str(tmp_path)]) == 1
     text = capsys.readouterr().out
