@@ -98,19 +98,18 @@ class Sizes:
         return (self.value_heads, self.head_dim) if self.kind.channels else (self.value_heads,)
 
     @property
-    def projections(self) -> dict[str, tuple[str | None, int, int]]:
-        """Projection -> (the projection that it projects, None being the input; numbers that go in; that come out)."""
-        last = {"decay": math.prod(self.decays), "rate": self.value_heads, "gate": self.value_heads * self.value_dim}
-        made: dict[str, tuple[str | None, int, int]] = {
-            name: (None, self.features, heads * dim) for name, (heads, dim) in self.mixed.items()
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Projection -> (numbers that go in, that come out). One that has a narrow one projects what that one makes."""
+        made = {name: (self.features, heads * dim) for name, (heads, dim) in self.mixed.items()}
+        into = self.features
+        if self.kind.narrow:
+            into = self.head_dim
+            made |= {f"{name}_narrow": (self.features, into) for name in ("decay", "gate")}
+        return made | {
+            "decay": (into, math.prod(self.decays)),
+            "rate": (self.features, self.value_heads),
+            "gate": (into, self.value_heads * self.value_dim),
         }
-        for name, out in last.items():
-            source = None
-            if self.kind.narrow and name != "rate":
-                source = f"{name}_narrow"
-                made[source] = (None, self.features, self.head_dim)
-            made[name] = (source, self.head_dim if source else self.features, out)
-        return made
 
     def cache(self, batch: int, dtype: Any) -> dict[str, jax.Array]:
         """An empty cache: the inputs that the convolutions still see, and the states (B, HV, V, K) in float32."""
@@ -124,8 +123,8 @@ class Sizes:
 def project(sizes: Sizes, x: jax.Array, through: Callable[[str, jax.Array], jax.Array]) -> dict[str, jax.Array]:
     """Every projection of x, `through` running one by name."""
     made: dict[str, jax.Array] = {}
-    for name, (source, _, _) in sizes.projections.items():
-        made[name] = through(name, x if source is None else made[source])
+    for name in sizes.projections:
+        made[name] = through(name, made.get(f"{name}_narrow", x))
     return made
 
 

@@ -49,7 +49,7 @@ class _DeltaLayer(nn.Module):
             "param_dtype": self.param_dtype,
             "kernel_init": self.kernel_init,
         }
-        widths = {name: out for name, (_, _, out) in sizes.projections.items()}
+        widths = {name: out for name, (_, out) in sizes.projections.items()}
         projected = shared.project(sizes, x, lambda name, y: nn.Dense(widths[name], name=name, **kinds)(y))
         convolutions = {
             name: self.param(f"{name}_conv", shared.init_conv, (sizes.conv_size, heads * dim), self.param_dtype)

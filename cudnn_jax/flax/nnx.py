@@ -46,7 +46,7 @@ class _DeltaLayer(nnx.Module):
         self.implementation = implementation
         kinds = {"use_bias": False, "dtype": dtype, "param_dtype": param_dtype, "kernel_init": kernel_init}
         self.projections = nnx.Dict(
-            {name: nnx.Linear(into, out, **kinds, rngs=rngs) for name, (_, into, out) in self.sizes.projections.items()}
+            {name: nnx.Linear(into, out, **kinds, rngs=rngs) for name, (into, out) in self.sizes.projections.items()}
         )
         self.convolutions = nnx.Dict(
             {
