@@ -1,11 +1,12 @@
 """Trains a small byte-level language model on the Python standard library's own sources.
 
-    python examples/train_lm.py [--steps N] [--seconds S] [--out DIR] [--implementation NAME] [--seed N] [--devices N]
+    python examples/train_lm.py [--layers gdn|kda] [--steps N] [--seconds S] [--out DIR] [--implementation NAME]
+        [--seed N] [--devices N]
 
-A hybrid: of four layers three are Gated DeltaNet, through `cudnn_jax.gdn`, and one is attention, through
-`cudnn_jax.sdpa` as the `attention_fn` of Flax NNX's MultiHeadAttention. The closing lines say which engine ran each
-operation. Exits with 1 if the validation loss is not below what the byte
-frequencies alone reach.
+A hybrid: of four layers three are linear attention, Gated DeltaNet through `cudnn_jax.gdn` or Kimi Delta Attention
+through `cudnn_jax.kda`, and one is attention, through `cudnn_jax.sdpa` as the `attention_fn` of Flax NNX's
+MultiHeadAttention. The closing lines say which engine ran each operation. Exits with 1 if the validation loss is not
+below what the byte frequencies alone reach.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import cudnn_jax
-from cudnn_jax.flax import GatedDeltaNet, attention_fn
+from cudnn_jax.flax import GatedDeltaNet, KimiDeltaAttention, attention_fn
 
 NATS_PER_BIT = math.log(2)
+LINEAR_ATTENTION = {"gdn": GatedDeltaNet, "kda": KimiDeltaAttention}
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__", "lib2to3"}
 
 
@@ -46,6 +48,7 @@ class Config:
     layers: int = 4
     attention_every: int = 4
     heads: int = 4
+    linear: str = "gdn"
     learning_rate: float = 3e-3
 
     @classmethod
@@ -83,10 +86,10 @@ def windows(text: np.ndarray, starts: np.ndarray, context: int) -> np.ndarray:
 
 
 def mixer(config: Config, layer: int, implementation: str | None, rngs: nnx.Rngs) -> nnx.Module:
-    """What mixes tokens in a layer: attention in every `attention_every`th, Gated DeltaNet in the others."""
+    """What mixes tokens in a layer: attention in every `attention_every`th, linear attention in the others."""
     if (layer + 1) % config.attention_every:
         dim = config.features // config.heads
-        return GatedDeltaNet(
+        return LINEAR_ATTENTION[config.linear](
             config.features,
             num_heads=config.heads,
             head_dim=dim,
@@ -286,6 +289,7 @@ def draw_curve(history: History, baseline: float, path: Path, title: str) -> Non
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", choices=LINEAR_ATTENTION, default="gdn", help="linear attention (default gdn)")
     parser.add_argument("--steps", type=int, default=900, help="training steps (default 900)")
     parser.add_argument("--seconds", type=float, default=140.0, help="stop earlier after this long (default 140)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for loss.png (default out)")
@@ -303,7 +307,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     console = Console()
-    config = Config.for_backend()
+    config = dataclasses.replace(Config.for_backend(), linear=args.layers)
     text, held_out = read_corpus()
     trainer = Trainer(config, args.steps, args.implementation, args.seed, args.devices)
     parameters = sum(x.size for x in jax.tree.leaves(trainer.params))

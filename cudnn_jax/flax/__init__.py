@@ -1,7 +1,7 @@
 """What Flax models take from this package: `attention_fn` for its attention layers, and layers of linear attention.
 
-`attention_fn` imports no Flax and serves both of its APIs. `GatedDeltaNet` is the NNX layer; Linen's is
-`cudnn_jax.flax.linen.GatedDeltaNet`.
+`attention_fn` imports no Flax and serves both of its APIs. `GatedDeltaNet` and `KimiDeltaAttention` are the NNX layers;
+Linen's are those of `cudnn_jax.flax.linen`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_EXPORTS = {"attention_fn": "cudnn_jax.flax.attention", "GatedDeltaNet": "cudnn_jax.flax.nnx"}
+_EXPORTS = {
+    "attention_fn": "cudnn_jax.flax.attention",
+    "GatedDeltaNet": "cudnn_jax.flax.nnx",
+    "KimiDeltaAttention": "cudnn_jax.flax.nnx",
+}
 _MODULES = ("linen", "nnx")
 
 if TYPE_CHECKING:
     from cudnn_jax.flax.attention import attention_fn as attention_fn
     from cudnn_jax.flax.nnx import GatedDeltaNet as GatedDeltaNet
+    from cudnn_jax.flax.nnx import KimiDeltaAttention as KimiDeltaAttention
 
 
 def __getattr__(name: str) -> Any:

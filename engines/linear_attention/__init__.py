@@ -1,1 +1,1 @@
-"""Linear attention: Gated DeltaNet, forward and backward, over packed sequences."""
+"""Linear attention over packed sequences: Gated DeltaNet, Kimi Delta Attention and Gated DeltaNet 2."""

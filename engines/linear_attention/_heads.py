@@ -5,26 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cudnn_jax.engines.linear_attention import _ports
+
 if TYPE_CHECKING:
     from cudnn_jax.engines.linear_attention.facts import LinearFacts
 
 Array = jax.Array
-Function = Callable[..., tuple[Any, ...]]
 
 _AT_ONCE = {"cpu": 1 << 18}
 """Elements of a turn's keys and values. Memory that a process has not touched yet costs a CPU more than the arithmetic
 does; where there are thousands of cores, heads beside each other fill them."""
-_FIRST_AXIS = ("a_log", "dt_bias", "d_a_log", "d_dt_bias")
+_FIRST_AXIS = (*_ports.PER_HEAD, *_ports.PER_HEAD.values())
 _NO_HEADS = ("cu_seqlens", "state_indices")
 
 
-def in_turn(make: Callable[[LinearFacts], Function], facts: LinearFacts, platform: str) -> Function:
+def in_turn(make: Callable[[LinearFacts], _ports.Function], facts: LinearFacts, platform: str) -> _ports.Function:
     """`make`'s function of the facts, or one that runs it for groups of heads in turn, where there are too many.
 
     A head that several share stays with them.

@@ -18,6 +18,8 @@ GateBack = Callable[[Array], dict[str, Array]]
 NORM_EPSILON = 1e-6
 GATE_FLOOR = 1e-10
 """The least factor that a gate in the linear domain stands for."""
+NEVER = -128.0
+"""exp of it is 0 in float32."""
 
 
 def normalised(x: Array) -> tuple[Array, Back]:

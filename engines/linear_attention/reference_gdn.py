@@ -21,44 +21,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from cudnn_jax.engines import wide_types
-from cudnn_jax.engines.linear_attention import _inputs
+from cudnn_jax.engines.linear_attention import _inputs, _ports
 from cudnn_jax.engines.linear_attention._heads import in_turn
-from cudnn_jax.engines.linear_attention._slots import Rows, Slots
+from cudnn_jax.engines.linear_attention._products import inverse, product
+from cudnn_jax.engines.linear_attention._slots import Rows, Slots, slots_of
 
 if TYPE_CHECKING:
     from cudnn_jax.engines.linear_attention.facts import LinearFacts
 
 Array = jax.Array
-Function = Callable[..., tuple[Any, ...]]
-_FLOAT32 = lax.DotAlgorithmPreset.F32_F32_F32
-"""As exact as `Precision.HIGHEST`, which a CPU's fast library for products declines."""
-_product = partial(jnp.einsum, precision=_FLOAT32)
-_matmul = partial(jnp.matmul, precision=_FLOAT32)
-_LONGEST_CHUNK = 32
-"""Took a CPU the least time of 16, 32 and 64 in `python -m benchmarks gdn_reference`. Rounding grows with it where keys
-repeat and beta is near 2, so that the state is reflected and not forgotten."""
-_BLOCK = 16
-"""Rows of the blocks on the diagonal below which halving an inverse costs more calls than it saves arithmetic."""
-_LANES = {"cpu": 1}
-"""Lanes are of use where there are cores for them, and cost the scan up to as many times the work at worst."""
-_OTHER_LANES = 64
-_NEVER = -128.0
-"""exp of it is 0 in float32."""
 _GRAIN = 1024.0
 """Sums of a chunk's gates in units of its reciprocal, at most 32 * 128 * 1024, are exact in float32."""
-_GRADIENTS = {"dQ": "q", "dK": "k", "dV": "v", "dG": "g", "dBeta": "beta", "dW": "w"}
-_GRADIENTS |= {"d_a_log": "a_log", "d_dt_bias": "dt_bias"}
 
 
-def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> Function:
+def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> _ports.Function:
     """The function of a forward graph: arrays in the order of `facts.ports` to a tuple in that of `facts.results`.
 
     Arrays have the graph's logical dims.
@@ -71,16 +52,16 @@ def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None)
     return in_turn(lambda part: _forward(part, platform, chunk), facts, platform)
 
 
-def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> Function:
+def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
     def run(*arrays: Array) -> tuple[Array, ...]:
-        given = _given(facts, arrays)
-        initial = _initial_state(facts, given)
+        given = _ports.named(facts, arrays)
+        initial = _ports.initial_state(facts, given)
         if facts.total == 0 or facts.sequences == 0:
-            return _ordered(facts, given, _blank(facts, given) | {"final_state": initial})
+            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"final_state": initial})
         part = _Chunks.of(facts, given, platform, chunk)
         start, u = _forward_scan(part, initial)
-        o = facts.scale * part.from_start[..., None] * _product("nhck,nhvk->nhcv", part.q, start)
-        o += _product("nhcd,nhdv->nhcv", part.p, u)
+        o = facts.scale * part.from_start[..., None] * product("nhck,nhvk->nhcv", part.q, start)
+        o += product("nhcd,nhdv->nhcv", part.p, u)
         made = {"O": part.slots.joined(o)}
 
         def state(sequence: Array, tokens: Array) -> Array:
@@ -88,41 +69,31 @@ def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> Function:
             slot, row = part.slots.place(sequence, tokens)
             k = part.k[slot] * part.decay[slot, :, row][..., None]
             before = part.from_start[slot, :, row][..., None, None] * start[slot]
-            return before + _product("rhcv,rhck->rhvk", u[slot], k)
+            return before + product("rhcv,rhck->rhvk", u[slot], k)
 
-        if "final_state" in facts.results:
-            lengths = part.slots.lengths
-            last = state(jnp.arange(facts.sequences), lengths)
-            made["final_state"] = jnp.where(_wide(lengths > 0), last, initial)
-        if "state_checkpoints" in facts.results:
-            rows = facts.total // facts.checkpoint_every
-            sequence, tokens = part.slots.checkpoints(facts.checkpoint_every, rows)
-            there = sequence < facts.sequences
-            kept = state(jnp.where(there, sequence, 0), jnp.where(there, tokens, 1))
-            made["state_checkpoints"] = jnp.where(_wide(there), kept, 0)
-        return _ordered(facts, given, made)
+        return _ports.ordered(facts, given, made | _ports.kept_states(facts, part.slots, state, initial))
 
     return run
 
 
-def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> Function:
+def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> _ports.Function:
     """The function of a backward graph, as `forward`. The gradients are written out: no autodiff is involved."""
     return in_turn(lambda part: _backward(part, platform, chunk), facts, platform)
 
 
-def _backward(facts: LinearFacts, platform: str, chunk: int | None) -> Function:
+def _backward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
     def run(*arrays: Array) -> tuple[Array, ...]:
-        given = _given(facts, arrays)
-        initial = _initial_state(facts, given)
+        given = _ports.named(facts, arrays)
+        initial = _ports.initial_state(facts, given)
         d_final = given["d_final_state"].astype(jnp.float32) if "d_final_state" in given else jnp.zeros_like(initial)
         if facts.total == 0 or facts.sequences == 0:
-            return _ordered(facts, given, _blank(facts, given) | {"d_initial_state": d_final})
+            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"d_initial_state": d_final})
         part = _Chunks.of(facts, given, platform, chunk)
         start, u = _forward_scan(part, initial)
         d_o = part.slots.cut(given["dO"]).astype(jnp.float32)
         end, w, d_initial = _backward_scan(part, d_o, d_final)
         made = _gradients(part, start, u, d_o, end, w)
-        return _ordered(facts, given, made | {"d_initial_state": d_initial})
+        return _ports.ordered(facts, given, made | {"d_initial_state": d_initial})
 
     return run
 
@@ -158,9 +129,7 @@ class _Chunks:
 
     @classmethod
     def of(cls, facts: LinearFacts, given: dict[str, Array], platform: str, chunk: int | None) -> _Chunks:
-        chunk = chunk or _chunk(facts)
-        lanes = min(facts.sequences, _LANES.get(platform, _OTHER_LANES))
-        slots = Slots.of(given["cu_seqlens"], facts.total, chunk, lanes)
+        slots = slots_of(facts, given["cu_seqlens"], platform, chunk)
         cut = {port: slots.cut(given[port]).astype(jnp.float32) for port in ("q", "k", "v", "g", "beta")}
         back: dict[str, Callable[[Array], dict[str, Array]]] = {}
         for port in ("q", "k", "v"):
@@ -170,8 +139,8 @@ class _Chunks:
         g, back["g"] = _gate(facts, slots, cut["g"], given)
 
         decay, from_start, to_end = _decays(g)
-        a = jnp.tril(decay * _product("nhck,nhdk->nhcd", cut["k"], cut["k"]), -1)
-        p = facts.scale * decay * _product("nhck,nhdk->nhcd", cut["q"], cut["k"])
+        a = jnp.tril(decay * product("nhck,nhdk->nhcd", cut["k"], cut["k"]), -1)
+        p = facts.scale * decay * product("nhck,nhdk->nhcd", cut["q"], cut["k"])
         return cls(
             facts=facts,
             slots=slots,
@@ -184,7 +153,7 @@ class _Chunks:
             to_end=to_end,
             whole=from_start[..., -1],
             a=a,
-            t=_inverse(beta[..., None] * a),
+            t=inverse(beta[..., None] * a),
             p=p,
             back=back,
         )
@@ -194,7 +163,7 @@ def _forward_scan(part: _Chunks, initial: Array) -> tuple[Array, Array]:
     """The state in front of each slot (slots, HO, V, K), and U."""
     slots = part.slots
     rows = part.beta[..., None] * jnp.concatenate([part.from_start[..., None] * part.k, part.v], axis=-1)
-    w, u = jnp.split(_product("nhcd,nhdx->nhcx", part.t, rows), [part.k.shape[-1]], axis=-1)
+    w, u = jnp.split(product("nhcd,nhdx->nhcx", part.t, rows), [part.k.shape[-1]], axis=-1)
     arrays = {
         "w": w,
         "u": u,
@@ -205,9 +174,9 @@ def _forward_scan(part: _Chunks, initial: Array) -> tuple[Array, Array]:
     }
 
     def step(state: Array, at: Rows) -> tuple[Array, Rows]:
-        state = jnp.where(_wide(at["opens"]), initial[at["sequence"]], state)
-        own = at["u"] - _product("lhck,lhvk->lhcv", at["w"], state)
-        after = _wide(at["whole"]) * state + _product("lhcv,lhck->lhvk", own, at["k"])
+        state = jnp.where(_ports.wide(at["opens"]), initial[at["sequence"]], state)
+        own = at["u"] - product("lhck,lhvk->lhcv", at["w"], state)
+        after = _ports.wide(at["whole"]) * state + product("lhcv,lhck->lhvk", own, at["k"])
         return after, {"start": state, "u": own}
 
     made = slots.scan(step, _blank_states(part), arrays)
@@ -217,9 +186,9 @@ def _forward_scan(part: _Chunks, initial: Array) -> tuple[Array, Array]:
 def _backward_scan(part: _Chunks, d_o: Array, d_final: Array) -> tuple[Array, Array, Array]:
     """The gradient Z of the state behind each slot, W, and the gradient of the initial states."""
     slots = part.slots
-    rows = jnp.concatenate([part.to_end[..., None] * part.k, _product("nhdc,nhdv->nhcv", part.p, d_o)], axis=-1)
-    w_z, w_o = jnp.split(_product("nhdc,nhdx->nhcx", part.t, rows), [part.k.shape[-1]], axis=-1)
-    read = _product("nhcv,nhck->nhvk", d_o, part.facts.scale * part.from_start[..., None] * part.q)
+    rows = jnp.concatenate([part.to_end[..., None] * part.k, product("nhdc,nhdv->nhcv", part.p, d_o)], axis=-1)
+    w_z, w_o = jnp.split(product("nhdc,nhdx->nhcx", part.t, rows), [part.k.shape[-1]], axis=-1)
+    read = product("nhcv,nhck->nhvk", d_o, part.facts.scale * part.from_start[..., None] * part.q)
     arrays = {
         "w_z": w_z,
         "w_o": w_o,
@@ -232,17 +201,17 @@ def _backward_scan(part: _Chunks, d_o: Array, d_final: Array) -> tuple[Array, Ar
 
     def before(end: Array, w: Array, at: Rows) -> Array:
         """The gradient of the state in front of a slot."""
-        return _wide(at["whole"]) * end + at["read"] - _product("lhcv,lhck->lhvk", w, at["erased"])
+        return _ports.wide(at["whole"]) * end + at["read"] - product("lhcv,lhck->lhvk", w, at["erased"])
 
     def step(end: Array, at: Rows) -> tuple[Array, Rows]:
-        end = jnp.where(_wide(at["closes"]), d_final[at["sequence"]], end)
-        w = at["w_o"] + _product("lhck,lhvk->lhcv", at["w_z"], end)
+        end = jnp.where(_ports.wide(at["closes"]), d_final[at["sequence"]], end)
+        w = at["w_o"] + product("lhck,lhvk->lhcv", at["w_z"], end)
         return before(end, w, at), {"end": end, "w": w}
 
     made = slots.scan(step, _blank_states(part), arrays, reverse=True)
     first = jnp.clip(slots.first[:-1], 0, slots.sequence.shape[0] - 1)
     opened = before(made["end"][first], made["w"][first], {name: x[first] for name, x in arrays.items()})
-    return made["end"], made["w"], jnp.where(_wide(slots.lengths > 0), opened, d_final)
+    return made["end"], made["w"], jnp.where(_ports.wide(slots.lengths > 0), opened, d_final)
 
 
 def _blank_states(part: _Chunks) -> Array:
@@ -251,57 +220,26 @@ def _blank_states(part: _Chunks) -> Array:
     return jnp.zeros((part.slots.lanes.shape[0] - 1, facts.heads, facts.value_dim, facts.key_dim), jnp.float32)
 
 
-def _inverse(lower: Array) -> Array:
-    """(I + lower)^-1 of strictly lower triangular (..., C, C), C a power of two, from those of the halves.
-
-    A triangular solve would be a call of LAPACK on a CPU, whose own threads stall where there are no cores for them.
-    """
-    half = lower.shape[-1] // 2
-    if half < _BLOCK:
-        return _block_inverse(lower)
-    first, last = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
-    left = -_matmul(last, _matmul(lower[..., half:, :half], first))
-    rows = [first, jnp.zeros_like(first)], [left, last]
-    return jnp.concatenate([jnp.concatenate(row, axis=-1) for row in rows], axis=-2)
-
-
-def _block_inverse(lower: Array) -> Array:
-    """`_inverse` by blocks merged in pairs, in products of the whole: of small ones the cheaper way."""
-    chunk = lower.shape[-1]
-    row, column = jnp.arange(chunk)[:, None], jnp.arange(chunk)
-    made = jnp.broadcast_to(jnp.eye(chunk, dtype=jnp.float32), lower.shape)
-    size = 1
-    while size < chunk:
-        # The block left of the diagonal in each pair of blocks on it.
-        left = (row // size == column // size + 1) & (row // size % 2 == 1)
-        block = jnp.where(left, lower, 0)
-        made -= (
-            block if size == 1 else _product("...ij,...jk->...ik", made, _product("...ij,...jk->...ik", block, made))
-        )
-        size *= 2
-    return made
-
-
 def _gradients(part: _Chunks, start: Array, u: Array, d_o: Array, end: Array, w: Array) -> dict[str, Array]:
     scale, q, k = part.facts.scale, part.q, part.k
     from_start, to_end = part.from_start[..., None], part.to_end[..., None]
     d_v = part.beta[..., None] * w
-    p_inner = _product("nhcv,nhdv->nhcd", d_o, u)
-    a_inner = -jnp.tril(_product("nhcv,nhdv->nhcd", d_v, u), -1)
+    p_inner = product("nhcv,nhdv->nhcd", d_o, u)
+    a_inner = -jnp.tril(product("nhcv,nhdv->nhcd", d_v, u), -1)
     d_p, d_a = scale * part.decay * p_inner, part.decay * a_inner
 
-    q_read = scale * from_start * _product("nhcv,nhvk->nhck", d_o, start)
-    k_read = -from_start * _product("nhcv,nhvk->nhck", d_v, start)
-    k_write = to_end * _product("nhcv,nhvk->nhck", u, end)
-    d_q = q_read + _product("nhcd,nhdk->nhck", d_p, k)
-    d_k = k_read + k_write + _product("nhdc,nhdk->nhck", d_p, q)
-    d_k += _product("nhcd,nhdk->nhck", d_a + d_a.mT, k)
+    q_read = scale * from_start * product("nhcv,nhvk->nhck", d_o, start)
+    k_read = -from_start * product("nhcv,nhvk->nhck", d_v, start)
+    k_write = to_end * product("nhcv,nhvk->nhck", u, end)
+    d_q = q_read + product("nhcd,nhdk->nhck", d_p, k)
+    d_k = k_read + k_write + product("nhdc,nhdk->nhck", d_p, q)
+    d_k += product("nhcd,nhdk->nhck", d_a + d_a.mT, k)
 
-    held = part.v - from_start * _product("nhck,nhvk->nhcv", k, start) - _product("nhcd,nhdv->nhcv", part.a, u)
+    held = part.v - from_start * product("nhck,nhvk->nhcv", k, start) - product("nhcd,nhdv->nhcv", part.a, u)
     d_beta = jnp.sum(w * held, axis=-1)
     d_g = (
-        _product("nhi,ti->nht", jnp.sum(q * q_read + k * k_read, axis=-1), _upper(w.shape[2]))
-        + _product("nhj,tj->nht", jnp.sum(k * k_write, axis=-1), 1 - _upper(w.shape[2]))
+        product("nhi,ti->nht", jnp.sum(q * q_read + k * k_read, axis=-1), _upper(w.shape[2]))
+        + product("nhj,tj->nht", jnp.sum(k * k_write, axis=-1), 1 - _upper(w.shape[2]))
         + (part.whole * jnp.sum(start * end, axis=(-2, -1)))[..., None]
         + _sum_across(p_inner * part.p + a_inner * part.a)
     )
@@ -321,7 +259,7 @@ def _upper(chunk: int) -> Array:
 
 def _sum_across(x: Array) -> Array:
     """Of (..., C, C), for each t the sum over rows i >= t and columns j < t: the pairs that token t stands between."""
-    return jnp.sum(jnp.tril(_product("nhij,jt->nhit", x, jnp.triu(jnp.ones(x.shape[-2:], jnp.float32), 1))), axis=-2)
+    return jnp.sum(jnp.tril(product("nhij,jt->nhit", x, jnp.triu(jnp.ones(x.shape[-2:], jnp.float32), 1))), axis=-2)
 
 
 def _decays(g: Array) -> tuple[Array, Array, Array]:
@@ -330,9 +268,9 @@ def _decays(g: Array) -> tuple[Array, Array, Array]:
     A gate is a multiple of 1/1024, whose sums are exact, and a rest, whose sums are small: a segment's sum is as good
     as if it were added up by itself, whatever stands in front of it.
     """
-    g = jnp.maximum(g, _NEVER)
+    g = jnp.maximum(g, _inputs.NEVER)
     coarse = jnp.round(g * _GRAIN) / _GRAIN
-    sums = _product("pnhc,ci->pnhi", jnp.stack([coarse, g - coarse]), _upper(g.shape[-1]))
+    sums = product("pnhc,ci->pnhi", jnp.stack([coarse, g - coarse]), _upper(g.shape[-1]))
     pairs = jnp.sum(sums[..., :, None] - sums[..., None, :], axis=0)
     lower = jnp.tril(jnp.ones(pairs.shape[-2:], bool))
     decay = jnp.exp(jnp.where(lower, pairs, -jnp.inf))
@@ -369,53 +307,3 @@ def _shared(facts: LinearFacts, slots: Slots, port: str, x: Array) -> tuple[Arra
         return {f"d{port.upper()}": slots.joined(to_given(d_heads))}
 
     return jnp.repeat(made, facts.heads // heads, axis=1), back
-
-
-def _chunk(facts: LinearFacts) -> int:
-    """A power of two that the sequences fill on average."""
-    average = -(-facts.total // facts.sequences)
-    return min(_LONGEST_CHUNK, 1 << (average - 1).bit_length())
-
-
-def _wide(x: Array) -> Array:
-    """(n,) or (n, HO) against states (n, HO, V, K)."""
-    return x.reshape(*x.shape, *(1,) * (4 - x.ndim))
-
-
-def _given(facts: LinearFacts, arrays: tuple[Array, ...]) -> dict[str, Array]:
-    wide_types.check(facts.dtypes.values())
-    return {port: arrays[position] for port, position in facts.ports.items()}
-
-
-def _pool_rows(given: dict[str, Array]) -> Array:
-    """Rows of the pool, out of range for a sequence without one."""
-    indices, pool = given["state_indices"], given["initial_state"]
-    return jnp.where(indices < 0, pool.shape[0], indices)
-
-
-def _initial_state(facts: LinearFacts, given: dict[str, Array]) -> Array:
-    """(n, HO, V, K)."""
-    if "initial_state" not in given:
-        return jnp.zeros((facts.sequences, facts.heads, facts.value_dim, facts.key_dim), jnp.float32)
-    state = given["initial_state"]
-    if facts.pool:
-        state = state.at[_pool_rows(given)].get(mode="fill", fill_value=0)
-    return state.astype(jnp.float32)
-
-
-def _blank(facts: LinearFacts, given: dict[str, Array]) -> dict[str, Array]:
-    """What a graph of no token or of no sequence makes, but for its states: zeros."""
-    rows = facts.total // facts.checkpoint_every if facts.checkpoint_every else 0
-    made = {
-        "O": jnp.zeros((facts.total, facts.heads, facts.value_dim)),
-        "state_checkpoints": jnp.zeros((rows, facts.heads, facts.value_dim, facts.key_dim)),
-    }
-    return made | {name: jnp.zeros_like(given[port]) for name, port in _GRADIENTS.items() if port in given}
-
-
-def _ordered(facts: LinearFacts, given: dict[str, Array], made: dict[str, Array]) -> tuple[Array, ...]:
-    """The results that the graph has, in its order and types."""
-    made = {name: made[name].astype(facts.dtypes[name].value) for name in facts.results}
-    if facts.pool and facts.overwrite and "final_state" in made:
-        made["final_state"] = given["initial_state"].at[_pool_rows(given)].set(made["final_state"], mode="drop")
-    return tuple(made[name] for name in sorted(facts.results, key=facts.results.__getitem__))

@@ -12,9 +12,11 @@ Backward, Z the gradient of S': what a chunk makes of its operands alone takes
 
     W = T^T (P^T dO + (L k) Z^T)      dx = W      d(E e) = -W S      dA = -W U^T      dP = dO U^T
     d(s E q) = dO S      d(L k) = U Z      d(exp(G_last)) = columnsum(S Z)
-    dS = Z diag(exp(G_last)) + dO^T (s E q) - W^T (E e)
 
-and hands it on to them by its own derivative. Nothing divides by beta.
+and hands it on to them by its own derivative. Nothing divides by beta. The states and their gradients themselves are
+scanned in one product a chunk, since they are linear:
+
+    S' = S M + (T x)^T (L k)      dS = Z M^T + dO^T (s E q - P T E e)      M = diag(exp(G_last)) - (T E e)^T (L k)
 """
 
 from __future__ import annotations
@@ -27,35 +29,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cudnn_jax.engines.linear_attention import _inputs
-from cudnn_jax.engines.linear_attention import reference_gdn as shared
-from cudnn_jax.engines.linear_attention._slots import Rows, Slots
+from cudnn_jax.engines.linear_attention import _inputs, _ports
+from cudnn_jax.engines.linear_attention._heads import in_turn
+from cudnn_jax.engines.linear_attention._products import inverse, product
+from cudnn_jax.engines.linear_attention._slots import Rows, Slots, slots_of
 
 if TYPE_CHECKING:
     from cudnn_jax.engines.linear_attention.facts import LinearFacts
 
 Array = jax.Array
 Arrays = dict[str, Array]
-_product = shared._product
-_TOKENS = {"q": "dQ", "k": "dK", "v": "dV", "g": "dG", "beta": "dBeta", "w": "dW"}
-_HEADS = {"a_log": "d_a_log", "dt_bias": "d_dt_bias"}
-_LONGEST_CHUNK = 32
 
 
-def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> shared.Function:
+def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> _ports.Function:
     """The function of a forward graph, as `reference_gdn.forward`."""
+    return in_turn(lambda part: _forward(part, platform, chunk), facts, platform)
 
+
+def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
     def run(*arrays: Array) -> tuple[Array, ...]:
-        given = shared._given(facts, arrays)
-        initial = shared._initial_state(facts, given)
+        given = _ports.named(facts, arrays)
+        initial = _ports.initial_state(facts, given)
         if facts.total == 0 or facts.sequences == 0:
-            return shared._ordered(facts, given, shared._blank(facts, given) | {"final_state": initial})
-        slots = _slots(facts, given, platform, chunk)
+            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"final_state": initial})
+        slots = slots_of(facts, given["cu_seqlens"], platform, chunk)
         part, (g, k) = _chunks(facts, slots, _operands(slots, given))
         linear = _Linear.of(part)
         start = linear.states(slots, initial)
         u = linear.written(start)
-        o = _product("nhck,nhvk->nhcv", part["read"], start) + _product("nhcd,nhdv->nhcv", part["p"], u)
+        o = product("nhck,nhvk->nhcv", part["read"], start) + product("nhcd,nhdv->nhcv", part["p"], u)
         made = {"O": slots.joined(o)}
 
         def state(sequence: Array, tokens: Array) -> Array:
@@ -63,64 +65,59 @@ def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None)
             slot, row = slots.place(sequence, tokens)
             inside = (jnp.arange(slots.chunk) <= row[:, None])[:, None, :, None]
             short = jnp.where(inside, g[slot], 0)
-            behind = _product("jt,rhtk->rhjk", jnp.triu(jnp.ones((slots.chunk,) * 2, jnp.float32), 1), short)
+            behind = product("jt,rhtk->rhjk", jnp.triu(jnp.ones((slots.chunk,) * 2, jnp.float32), 1), short)
             written = jnp.where(inside, k[slot] * jnp.exp(behind), 0)
             kept = jnp.exp(jnp.sum(short, axis=2))[:, :, None] * start[slot]
-            return kept + _product("rhcv,rhck->rhvk", u[slot], written)
+            return kept + product("rhcv,rhck->rhvk", u[slot], written)
 
-        if "final_state" in facts.results:
-            last = state(jnp.arange(facts.sequences), slots.lengths)
-            made["final_state"] = jnp.where(shared._wide(slots.lengths > 0), last, initial)
-        if "state_checkpoints" in facts.results:
-            sequence, tokens = slots.checkpoints(facts.checkpoint_every, facts.total // facts.checkpoint_every)
-            there = sequence < facts.sequences
-            kept = state(jnp.where(there, sequence, 0), jnp.where(there, tokens, 1))
-            made["state_checkpoints"] = jnp.where(shared._wide(there), kept, 0)
-        return shared._ordered(facts, given, made)
+        return _ports.ordered(facts, given, made | _ports.kept_states(facts, slots, state, initial))
 
     return run
 
 
-def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> shared.Function:
+def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> _ports.Function:
     """The function of a backward graph, as `forward`. It keeps a state for each chunk, and none for a token."""
+    return in_turn(lambda part: _backward(part, platform, chunk), facts, platform)
 
+
+def _backward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
     def run(*arrays: Array) -> tuple[Array, ...]:
-        given = shared._given(facts, arrays)
-        initial = shared._initial_state(facts, given)
+        given = _ports.named(facts, arrays)
+        initial = _ports.initial_state(facts, given)
         d_final = given["d_final_state"].astype(jnp.float32) if "d_final_state" in given else jnp.zeros_like(initial)
         if facts.total == 0 or facts.sequences == 0:
-            return shared._ordered(facts, given, shared._blank(facts, given) | {"d_initial_state": d_final})
-        slots = _slots(facts, given, platform, chunk)
+            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"d_initial_state": d_final})
+        slots = slots_of(facts, given["cu_seqlens"], platform, chunk)
         part, back, _ = jax.vjp(partial(_chunks, facts, slots), _operands(slots, given), has_aux=True)
         d_o = slots.cut(given["dO"]).astype(jnp.float32)
         linear = _Linear.of(part)
         start = linear.states(slots, initial)
         end, d_initial = linear.state_gradients(slots, d_o, d_final)
         u = linear.written(start)
-        d_u = _product("nhdc,nhdv->nhcv", part["p"], d_o) + _product("nhck,nhvk->nhcv", part["write"], end)
-        w = _product("nhdc,nhdv->nhcv", linear.t, d_u)
+        d_u = product("nhdc,nhdv->nhcv", part["p"], d_o) + product("nhck,nhvk->nhcv", part["write"], end)
+        w = product("nhdc,nhdv->nhcv", linear.t, d_u)
         (gradients,) = back(
             {
                 "x": w,
-                "erase": -_product("nhcv,nhvk->nhck", w, start),
-                "a": -_product("nhcv,nhdv->nhcd", w, u),
-                "p": _product("nhcv,nhdv->nhcd", d_o, u),
-                "read": _product("nhcv,nhvk->nhck", d_o, start),
-                "write": _product("nhcv,nhvk->nhck", u, end),
+                "erase": -product("nhcv,nhvk->nhck", w, start),
+                "a": -product("nhcv,nhdv->nhcd", w, u),
+                "p": product("nhcv,nhdv->nhcd", d_o, u),
+                "read": product("nhcv,nhvk->nhck", d_o, start),
+                "write": product("nhcv,nhvk->nhck", u, end),
                 "whole": jnp.sum(start * end, axis=-2),
             }
         )
-        made = {name: slots.joined(gradients[port]) for port, name in _TOKENS.items() if port in gradients}
-        made |= {name: gradients[port] for port, name in _HEADS.items() if port in gradients}
-        return shared._ordered(facts, given, made | {"d_initial_state": d_initial})
+        made = {name: slots.joined(gradients[port]) for port, name in _ports.PER_TOKEN.items() if port in gradients}
+        made |= {name: gradients[port] for port, name in _ports.PER_HEAD.items() if port in gradients}
+        return _ports.ordered(facts, given, made | {"d_initial_state": d_initial})
 
     return run
 
 
 def _operands(slots: Slots, given: Arrays) -> Arrays:
     """In float32; those with tokens by slot, heads and row."""
-    cut = {port: slots.cut(given[port]).astype(jnp.float32) for port in _TOKENS if port in given}
-    return cut | {port: given[port].astype(jnp.float32) for port in _HEADS if port in given}
+    cut = {port: slots.cut(given[port]).astype(jnp.float32) for port in _ports.PER_TOKEN if port in given}
+    return cut | {port: given[port].astype(jnp.float32) for port in _ports.PER_HEAD if port in given}
 
 
 def _chunks(facts: LinearFacts, slots: Slots, given: Arrays) -> tuple[Arrays, tuple[Array, Array]]:
@@ -164,7 +161,7 @@ def _log_gate(facts: LinearFacts, slots: Slots, given: Arrays) -> Array:
         None if dt_bias is None else dt_bias[:, None],
     )
     there = (slots.rows < facts.total)[:, None, :, None]
-    return jnp.maximum(jnp.where(there, log, 0), shared._NEVER)
+    return jnp.maximum(jnp.where(there, log, 0), _inputs.NEVER)
 
 
 def _squares(g: Array, q: Array, e: Array, k: Array) -> tuple[Array, Array, Array, Array]:
@@ -175,11 +172,11 @@ def _squares(g: Array, q: Array, e: Array, k: Array) -> tuple[Array, Array, Arra
     reset leaves is as good as if the reset were not there. Each pair of rows is apart in one of the halvings.
     """
     sums, pairs = _halvings(g.shape[2])
-    factors = jnp.exp(_product("lit,nhtk->lnhik", sums, g))
+    factors = jnp.exp(product("lit,nhtk->lnhik", sums, g))
     halved, keys = factors[2:], factors[2:] * k
 
     def met(rows: Array) -> Array:
-        return jnp.sum(jnp.where(pairs[:, None, None], _product("lnhik,lnhjk->lnhij", halved * rows, keys), 0), axis=0)
+        return jnp.sum(jnp.where(pairs[:, None, None], product("lnhik,lnhjk->lnhij", halved * rows, keys), 0), axis=0)
 
     diagonal = jnp.eye(g.shape[2]) * jnp.sum(q * k, axis=-1, keepdims=True)
     return diagonal + met(q), met(e), factors[0], factors[1]
@@ -225,53 +222,48 @@ class _Linear:
 
     @classmethod
     def of(cls, part: Arrays) -> _Linear:
-        t = shared._inverse(part["a"])
-        w, u = (_product("nhcd,nhdx->nhcx", t, part[name]) for name in ("erase", "x"))
+        t = inverse(part["a"])
+        w, u = (product("nhcd,nhdx->nhcx", t, part[name]) for name in ("erase", "x"))
         return cls(
             t=t,
             w=w,
             u=u,
-            reads=part["read"] - _product("nhcd,nhdk->nhck", part["p"], w),
-            through=part["whole"][..., None] * jnp.eye(w.shape[-1]) - _product("nhck,nhcj->nhkj", w, part["write"]),
-            added=_product("nhcv,nhck->nhvk", u, part["write"]),
+            reads=part["read"] - product("nhcd,nhdk->nhck", part["p"], w),
+            through=part["whole"][..., None] * jnp.eye(w.shape[-1]) - product("nhck,nhcj->nhkj", w, part["write"]),
+            added=product("nhcv,nhck->nhvk", u, part["write"]),
         )
 
     def written(self, start: Array) -> Array:
         """U, (slots, HO, C, V)."""
-        return self.u - _product("nhck,nhvk->nhcv", self.w, start)
+        return self.u - product("nhck,nhvk->nhcv", self.w, start)
 
     def states(self, slots: Slots, initial: Array) -> Array:
         """The state in front of each slot, (slots, HO, V, K)."""
 
         def step(state: Array, at: Rows) -> tuple[Array, Rows]:
-            state = jnp.where(shared._wide(at["opens"]), initial[at["sequence"]], state)
-            return _product("lhvj,lhjk->lhvk", state, at["through"]) + at["added"], {"start": state}
+            state = jnp.where(_ports.wide(at["opens"]), initial[at["sequence"]], state)
+            return product("lhvj,lhjk->lhvk", state, at["through"]) + at["added"], {"start": state}
 
         arrays = {"through": self.through, "added": self.added, "opens": slots.opens, "sequence": slots.sequence}
         return slots.scan(step, _blank_states(slots, initial), arrays)["start"]
 
     def state_gradients(self, slots: Slots, d_o: Array, d_final: Array) -> tuple[Array, Array]:
         """The gradient Z of the state behind each slot, (slots, HO, V, K), and that of the initial states."""
-        read = _product("nhcv,nhck->nhvk", d_o, self.reads)
+        read = product("nhcv,nhck->nhvk", d_o, self.reads)
 
         def before(end: Array, through: Array, read: Array) -> Array:
             """The gradient of the state in front of a slot."""
-            return _product("lhvj,lhkj->lhvk", end, through) + read
+            return product("lhvj,lhkj->lhvk", end, through) + read
 
         def step(end: Array, at: Rows) -> tuple[Array, Rows]:
-            end = jnp.where(shared._wide(at["closes"]), d_final[at["sequence"]], end)
+            end = jnp.where(_ports.wide(at["closes"]), d_final[at["sequence"]], end)
             return before(end, at["through"], at["read"]), {"end": end}
 
         arrays = {"through": self.through, "read": read, "closes": slots.closes, "sequence": slots.sequence}
         end = slots.scan(step, _blank_states(slots, d_final), arrays, reverse=True)["end"]
         first = jnp.clip(slots.first[:-1], 0, slots.sequence.shape[0] - 1)
         opened = before(end[first], self.through[first], read[first])
-        return end, jnp.where(shared._wide(slots.lengths > 0), opened, d_final)
-
-
-def _slots(facts: LinearFacts, given: Arrays, platform: str, chunk: int | None) -> Slots:
-    lanes = min(facts.sequences, shared._LANES.get(platform, shared._OTHER_LANES))
-    return Slots.of(given["cu_seqlens"], facts.total, chunk or min(_LONGEST_CHUNK, shared._chunk(facts)), lanes)
+        return end, jnp.where(_ports.wide(slots.lengths > 0), opened, d_final)
 
 
 def _blank_states(slots: Slots, like: Array) -> Array:

@@ -48,6 +48,18 @@ def test_it_learns_and_says_which_engine_ran(example, small, tmp_path, capsys):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_kimi_delta_attention_learns(example, small):
+    config = dataclasses.replace(small, layers=1, linear=example.arguments(["--layers", "kda"]).layers)
+    trainer = example.Trainer(config, 60, None, 0)
+    text, held_out = example.read_corpus()
+    losses = []
+    for starts in np.random.default_rng(0).integers(0, text.size - 32, (60, 8)):
+        batch = example.windows(text, starts, 32)
+        trainer.params, trainer.opt_state, loss = trainer.train_step(trainer.params, trainer.opt_state, batch)
+        losses.append(float(loss))
+    assert 1.0 < np.mean(losses[-10:]) < example.frequency_loss(text, held_out)
+
+
 def test_stopped_before_it_learnt_it_fails(example, small, tmp_path, capsys):
     assert example.main(["--steps", "100000", "--seconds", "0", "--out", str(tmp_path)]) == 1
     text = capsys.readouterr().out

@@ -61,7 +61,7 @@ def close(got: Any, want: Any) -> None:
 
 
 def test_vmap_of_a_gradient_equals_a_loop(rng: np.random.Generator) -> None:
-    """What makes the gate is mapped, or is not and has a gradient for each element all the same."""
+    """What makes the gate is mapped, or is not and has a gradient for each element all the same; packed it is no other."""
     moved = ("g", "dt_bias", "initial_state")
     each = [fresh(rng) for _ in range(3)]
     rows = [each[0] | {name: one[name] for name in moved} for one in each]
@@ -69,6 +69,13 @@ def test_vmap_of_a_gradient_equals_a_loop(rng: np.random.Generator) -> None:
     axes = {name: 0 if name in moved else None for name in stacked}
     got = jax.jit(jax.vmap(jax.grad(loss), in_axes=(axes,)))(stacked)
     close(got, jax.tree.map(lambda *x: jnp.stack(x), *map(GRADIENT, rows)))
+    packed = dict(stacked)
+    for name in tokens("gdn2"):
+        first = axes[name] == 0
+        packed[name] = stacked[name].reshape(*(3,) * first, B * T, *stacked[name].shape[2 + first :])
+    cu = jnp.arange(B + 1) * T
+    flat = jax.jit(jax.vmap(jax.grad(lambda x: loss(x, cu_seqlens=cu)), in_axes=(axes,)))(packed)
+    close({name: x.reshape(got[name].shape) for name, x in flat.items()}, got)
 
 
 def test_shard_map_over_batch_and_heads(rng: np.random.Generator) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cudnn_jax.engines.linear_attention import _heads, reference_gdn
+from cudnn_jax.engines.linear_attention import _heads, _slots, reference_gdn
 from cudnn_jax.engines.target import CPU, named
 from cudnn_jax.graph import GraphNotSupportedError
 from support import linear_attention as oracle
@@ -83,7 +83,7 @@ def test_options_in_pairs(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("lanes", [3, 7])
 def test_sequences_beside_each_other(lanes: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    monkeypatch.setattr(reference_gdn, "_LANES", {"cpu": lanes})
+    monkeypatch.setattr(_slots, "_LANES", {"cpu": lanes})
     given = oracle.draw(rng, replace(SMALL, lengths=(3, 0, 8, 1, 5, 0, 4)))
     check_forward(reference_gdn.forward, given, Options())
     check_backward(reference_gdn.backward, given, Options(), rng)

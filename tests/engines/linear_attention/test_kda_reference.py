@@ -51,7 +51,7 @@ CHOICES = {
     "operation": OPERATIONS,
     "norm": (False, True),
     "sigmoid": (False, True),
-    "gate": ("log", "linear", (), ("a_log",), ("dt_bias",), ("a_log", "dt_bias")),
+    "gate": ("log", "linear", ("a_log",), ("dt_bias",)),
     "bound": (None, -2.0),
     "initial": (False, True),
     "final": (False, True),

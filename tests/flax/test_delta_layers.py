@@ -1,4 +1,4 @@
-"""The Gated DeltaNet layers: the formula of the paper, NNX beside Linen, decoding beside one pass, gradients."""
+"""The layers of linear attention: the formulas of their papers, NNX beside Linen, decoding beside one pass, gradients."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SIZES = {"num_heads": 2, "head_dim": 8, "num_value_heads": 4, "value_head_dim": 
 FEATURES = 16
 
 
-def layer(**options):
-    return cudnn_jax.flax.GatedDeltaNet(FEATURES, **{**SIZES, **options}, rngs=nnx.Rngs(0))
+def layer(name="GatedDeltaNet", **options):
+    return getattr(cudnn_jax.flax, name)(FEATURES, **{**SIZES, **options}, rngs=nnx.Rngs(0))
 
 
 def linen_parameters(model):
@@ -35,8 +35,13 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
 def by_hand(model, x, double):
     """Token by token, in float64."""
+    kimi = isinstance(model, cudnn_jax.flax.KimiDeltaAttention)
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), linen_parameters(model)["params"])
     x = np.asarray(x, np.float64)
     heads, dim, value_heads, value_dim = SIZES.values()
@@ -47,9 +52,16 @@ def by_hand(model, x, double):
             rows = x[b] @ p[name]["kernel"]
             seen = np.concatenate([np.zeros((3, rows.shape[1])), rows])
             mixed[name] = silu(sum(p[f"{name}_conv"][at] * seen[at : at + len(rows)] for at in range(4)))
-        rate = (2 if double else 1) / (1 + np.exp(-x[b] @ p["rate"]["kernel"]))
-        decay = np.exp(-np.exp(p["a_log"]) * np.log1p(np.exp(x[b] @ p["decay"]["kernel"] + p["dt_bias"])))
-        gate = (x[b] @ p["gate"]["kernel"]).reshape(-1, value_heads, value_dim)
+        rate = (2 if double else 1) * sigmoid(x[b] @ p["rate"]["kernel"])
+        raw, gate = (
+            (x[b] @ p[f"{name}_narrow"]["kernel"] if kimi else x[b]) @ p[name]["kernel"] for name in ("decay", "gate")
+        )
+        gate = (sigmoid if kimi else silu)(gate.reshape(-1, value_heads, value_dim))
+        if kimi:
+            raw = raw.reshape(-1, value_heads, dim) + p["dt_bias"]
+            decay = np.exp(-5 * sigmoid(np.exp(p["a_log"])[:, None] * raw))
+        else:
+            decay = np.exp(-np.exp(p["a_log"]) * np.log1p(np.exp(raw + p["dt_bias"])))
         state = np.zeros((value_heads, value_dim, dim))
         for t in range(x.shape[1]):
             row = np.zeros((value_heads, value_dim))
@@ -62,31 +74,40 @@ def by_hand(model, x, double):
                 state[h] += rate[t, h] * np.outer(wanted - state[h] @ k, k)
                 row[h] = state[h] @ q * dim**-0.5
             row /= np.sqrt((row * row).mean(-1, keepdims=True) + 1e-6)
-            out[b, t] = (row * p["norm_scale"] * silu(gate[t])).reshape(-1) @ p["out"]["kernel"]
+            out[b, t] = (row * p["norm_scale"] * gate[t]).reshape(-1) @ p["out"]["kernel"]
     return out
 
 
-@pytest.mark.parametrize("double", [False, True])
-def test_the_layer_is_the_papers(double) -> None:
-    model, x = layer(allow_neg_eigval=double), draw(length=9)
+@pytest.mark.parametrize(
+    ("name", "double"), [("GatedDeltaNet", False), ("GatedDeltaNet", True), ("KimiDeltaAttention", False)]
+)
+def test_the_layer_is_the_papers(name, double) -> None:
+    model, x = layer(name, allow_neg_eigval=double), draw(length=9)
     want = by_hand(model, x, double)
     np.testing.assert_allclose(
         nnx.jit(model.__class__.__call__)(model, x), want, rtol=0, atol=2e-5 * np.abs(want).max()
     )
 
 
-def test_linen_computes_what_nnx_does() -> None:
-    model, x = layer(), draw()
-    other = cudnn_jax.flax.linen.GatedDeltaNet(FEATURES, **SIZES)
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "KimiDeltaAttention"])
+def test_linen_computes_what_nnx_does(name) -> None:
+    model, x = layer(name), draw(length=9)
+    other = getattr(cudnn_jax.flax.linen, name)(FEATURES, **SIZES)
     shapes = jax.eval_shape(other.init, jax.random.key(0), x)
     parameters = linen_parameters(model)
     assert jax.tree.map(jnp.shape, parameters) == jax.tree.map(jnp.shape, shapes)
     np.testing.assert_allclose(jax.jit(other.apply)(parameters, x), model(x), atol=2e-5)
 
 
-@pytest.mark.parametrize("steps", [(70,), (1,) * 5 + (65,), (40, 1, 1, 28)])
-def test_decoding_in_pieces_is_one_pass(steps) -> None:
-    model, x = layer(), draw()
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        *(("GatedDeltaNet", steps) for steps in ((70,), (1,) * 5 + (65,), (40, 1, 1, 28))),
+        ("KimiDeltaAttention", (5, 1, 3)),
+    ],
+)
+def test_decoding_in_pieces_is_one_pass(name, steps) -> None:
+    model, x = layer(name), draw(length=sum(steps))
     want = np.asarray(model(x))
     model.init_cache(2)
     pieces = jnp.split(x, np.cumsum(steps)[:-1], axis=1)
@@ -119,7 +140,7 @@ def test_every_parameter_takes_a_gradient_and_no_output_sees_later_inputs() -> N
     model, mark = layer(), jnp.asarray(np.random.default_rng().standard_normal(x.shape), jnp.float32)
     grads = nnx.grad(lambda model, x: (model(x) * mark).sum())(model, x)
     leaves = jax.tree.leaves(grads)
-    assert len(leaves) == 6 + 3 + 3 + 1 and all(np.abs(leaf).max() > 0 for leaf in leaves)
+    assert len(leaves) == len(model.projections) + 3 + 3 + 1 and all(np.abs(leaf).max() > 0 for leaf in leaves)
     seen = jax.grad(lambda x: model(x)[0, 30].sum())(x)
     assert np.abs(seen[0, :31]).min(axis=1).max() > 0 and not np.any(seen[0, 31:]) and not np.any(seen[1])
 
