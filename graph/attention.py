@@ -31,6 +31,14 @@ def _int(name: str, doc: str, **more: Any) -> Attribute:
     return Attribute(name, kinds.integer, doc, **more)
 
 
+_ONE_SCALE = "(1, 1, 1, 1) float32; in blocks of 32 with MXFP8"
+_TURNED = ("q_T", "k_T", "dO_T")
+_WIDE = ("o_f16", "dO_f16")
+_DESCALES = {f"descale_{name}": name for name in ("q", "k", "v", "o", "dO", *_TURNED)}
+_DESCALES |= {"descale_s": "the softmax", "descale_dP": "the softmax's gradient"}
+_SCALES = {"scale_s": "the softmax", "scale_o": "O", "scale_dP": "the softmax's gradient"}
+_SCALES |= {f"scale_{name}": name for name in ("dQ", "dK", "dV")}
+
 _PAGED_K = ("paged_attention_k_table", "PAGES_K NK PAGE_K D")
 _PAGED_V = ("paged_attention_v_table", "PAGES_V NK PAGE_V DV")
 
@@ -43,6 +51,13 @@ PORTS = {
         _port("o", "B N T DV", "The forward's O, (B, N, T, DV)."),
         _port("dO", "B N T DV", "Cotangent of O, (B, N, T, DV)."),
         _port("stats", "B N T 1", "The forward's Stats, (B, N, T, 1), float32.", _FLOAT),
+        *(_port(name, None, f"{name.removesuffix('_T')}, quantised along T or S.") for name in _TURNED),
+        *(_port(name, "B N T DV", f"{name.removesuffix('_f16')}, not quantised, (B, N, T, DV).") for name in _WIDE),
+        *(_port(name, None, f"Multiplies {of}: {_ONE_SCALE}.") for name, of in _DESCALES.items()),
+        *(
+            _port(name, "1 1 1 1", f"Multiplies {of} before it is quantised: one number, float32.", _FLOAT)
+            for name, of in _SCALES.items()
+        ),
         _maybe("dStats", "B N T 1", "Cotangent of Stats, (B, N, T, 1), float32.", _FLOAT),
         _maybe("attn_scale", "1 1 1 1", "Multiplies the logits: a number, or one element.", number=True),
         _maybe("bias", "~B N T S", "Added to the scaled logits; broadcasts to (B, N, T, S)."),
@@ -70,6 +85,7 @@ GIVEN = {
         Output("score_max", "The largest logit of each row.", shape="B N T 1", type=_FLOAT),
         Output("score_sum_exp", "The sum of each row's exponentials.", shape="B N T 1", type=_FLOAT),
         Output("dBias", "Gradient of bias, summed over the axes that are 1.", shape="~B N T S"),
+        Output("sf_o", "The scales of O, where O is quantised in blocks."),
         Output("dSink_token", "Gradient of sink_token.", shape="1 N 1 1", type=_FLOAT),
     )
 }
@@ -94,6 +110,10 @@ ATTRIBUTES = {
         _int("paged_attention_max_seq_len_kv", "S, where keys and values are paged.", binds="S"),
         _int("max_total_seq_len_q", "Bound of the packed query tokens."),
         _int("max_total_seq_len_kv", "Bound of the packed key tokens."),
+        _int("sliding_window", "Another spelling of left_bound."),
+        _int("left_bound", "Keys j > i - bound are kept."),
+        _int("right_bound", "Keys j <= i + bound are kept."),
+        Attribute("fn", kinds.unserved(_NO_FUNCTION), "Refused: " + _NO_FUNCTION + "."),
         Attribute("score_mod", kinds.unserved(_NO_FUNCTION), "Refused: " + _NO_FUNCTION + "."),
         Attribute("score_mod_bprop", kinds.unserved(_NO_FUNCTION), "Refused, as score_mod."),
         Attribute("implementation", _IMPLEMENTATION, "How cuDNN builds the operation."),

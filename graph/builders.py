@@ -81,7 +81,7 @@ def _annotated(operation: Operation, name: str) -> tuple[str] | tuple[str, Any]:
         return "Sequence[Any] | None", None
     for port in operation.inputs:
         if port.name == name:
-            kind = "Tensor | float" if port.number else "Tensor"
+            kind = "Tensor | float" if port.number else "Sequence[Tensor]" if port.many else "Tensor"
             return (f"{kind} | None", None) if port.optional else (kind,)
     for attribute in operation.attributes:
         if attribute.name == name:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cudnn_jax.graph.errors import GraphNotSupportedError, GraphValidationError
 from cudnn_jax.graph.kinds import number
-from cudnn_jax.graph.operation import Operation
+from cudnn_jax.graph.operation import Input, Operation
 from cudnn_jax.graph.tensor import Tensor
 from cudnn_jax.graph.types import data_type
 
@@ -64,10 +64,12 @@ def _bind(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _ports(operation: Operation, arguments: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    inputs = {}
+    inputs: dict[str, Tensor] = {}
     for port in operation.inputs:
         value = arguments.get(port.name)
-        if isinstance(value, Tensor):
+        if port.many:
+            inputs |= _numbered(port, arguments.pop(port.name, ()))
+        elif isinstance(value, Tensor):
             inputs[port.name] = arguments.pop(port.name)
         elif value is None and not port.optional:
             kinds = "a tensor or a number" if port.number else "a tensor"
@@ -82,6 +84,13 @@ def _ports(operation: Operation, arguments: dict[str, Any]) -> tuple[dict[str, T
         elif value is not None:
             raise ValueError(f"{output.name} is {value!r}; the rule: a tensor of this graph, made for it")
     return inputs, given
+
+
+def _numbered(port: Input, value: Any) -> dict[str, Tensor]:
+    tensors = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(tensor, Tensor) for tensor in tensors) or not (tensors or port.optional):
+        raise ValueError(f"{port.name} is {value!r}; the rule: a sequence of tensors of this graph, at least one")
+    return dict(zip(port.names, tensors, strict=False))
 
 
 def _params(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:

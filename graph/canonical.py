@@ -109,7 +109,9 @@ def _value(tensor: Tensor) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinities and no NaN: they are the strings "inf", "-inf" and "nan"."""
+    """Sequences are lists. JSON has no infinities and no NaN: they are the strings "inf", "-inf" and "nan"."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

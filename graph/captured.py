@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ def _stats_wanted(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> bo
 
 def _settle_stats(params: dict[str, Any]) -> None:
     """`is_inference` is a second spelling of `generate_stats`; the node keeps the latter alone."""
-    inference, stats = params.pop("is_inference"), params["generate_stats"]
+    inference, stats = params.pop("is_inference", None), params["generate_stats"]
     if inference is not None and inference == stats:
         raise GraphValidationError(
             f"is_inference is {inference} and generate_stats is {stats}; the rule: they are opposites"
@@ -43,7 +44,7 @@ def _expand_dropout(value: Any) -> Mapping[str, Any]:
 
 
 def _dropout(node: Node, symbols: Symbols) -> None:
-    probability = node.params["dropout"]
+    probability = node.params.get("dropout")
     if probability is not None and not 0 <= probability < 1:
         refuse(node, "dropout", f"has probability {probability}", "0 <= probability < 1")
 
@@ -57,16 +58,22 @@ def _padding(node: Node, symbols: Symbols) -> None:
         refuse(node, "use_padding_mask", came, "it needs seq_len_q and seq_len_kv")
 
 
+_BOUND_NAMES = (
+    ("sliding_window_length", "diagonal_band_left_bound", "diagonal_band_right_bound"),
+    ("sliding_window", "left_bound", "right_bound"),
+)
+
+
 def _bounds(node: Node, symbols: Symbols) -> None:
     params = node.params
     for one, other, rule in (
-        ("sliding_window_length", "diagonal_band_left_bound", "they are one bound, give one"),
+        *((window, left, "they are one bound, give one") for window, left, _ in _BOUND_NAMES),
         ("use_causal_mask", "use_causal_mask_bottom_right", "one alignment at a time"),
     ):
-        if params[one] not in (None, False) and params[other] not in (None, False):
+        if params.get(one) not in (None, False) and params.get(other) not in (None, False):
             refuse(node, one, f"came with {other}", rule)
-    for name in ("sliding_window_length", "diagonal_band_left_bound", "diagonal_band_right_bound"):
-        if params[name] is not None and params[name] < 0:
+    for name in chain(*_BOUND_NAMES):
+        if params.get(name) is not None and params[name] < 0:
             refuse(node, name, f"is {params[name]}", "at least 0")
 
 
@@ -80,45 +87,68 @@ _RULES = (at_least_one("N", "NK", "D", "DV"), multiple("N", "NK"), _padding, _bo
 
 
 def _attention(
-    name: str, summary: str, made: tuple[Output, ...], keywords: str, own: str, hidden: str, **more: Any
+    name: str,
+    summary: str,
+    made: tuple[Output, ...],
+    keywords: str,
+    own: str,
+    hidden: str,
+    optional: str = "",
+    **more: Any,
 ) -> Operation:
     """An entry: `keywords` in the surface's order, its `own` keyword-only ones, and ports without a keyword."""
     names = [*keywords.split(), *own.split()]
+    ports = [PORTS[port] for port in (*names, *hidden.split()) if port in PORTS]
     return Operation(
         name=name,
         type=name.upper(),
         summary=summary,
-        inputs=tuple(PORTS[port] for port in (*names, *hidden.split()) if port in PORTS),
+        inputs=tuple(port._replace(optional=True) if port.name in optional.split() else port for port in ports),
         outputs=(*made, *(GIVEN[output] for output in names if output in GIVEN)),
         attributes=tuple(ATTRIBUTES[attribute] for attribute in names if attribute in ATTRIBUTES),
         keywords=tuple(keywords.split()),
         keyword_only=tuple(own.split()),
-        expand=MappingProxyType({"dropout": _expand_dropout}),
+        expand=MappingProxyType({"dropout": _expand_dropout} if "dropout" in names else {}),
         **more,
+    )
+
+
+_O = Output("O", "(B, N, T, DV), in q's memory order.", dense("B N T DV", like="q"))
+_STATS = Output(
+    "Stats", "Logsumexp of each row, (B, N, T, 1), float32.", dense("B N T 1"), _stats_wanted, data_type.FLOAT
+)
+_GRADIENTS = tuple(
+    Output(f"d{port.upper()}", f"Gradient of {port}, laid out as {port}.", same_as(port)) for port in "qkv"
+)
+_SEEDED = "seed offset dropout_mask dropout_scale"
+_OWN_PRECISION = "softmax_precision attn_scale_prefolded"
+
+
+def _largest(*names: str) -> tuple[Output, ...]:
+    """Outputs that help to choose the next scales."""
+    return tuple(
+        Output(
+            name,
+            f"The largest magnitude of {name.partition('_')[2]}, (1, 1, 1, 1), float32.",
+            dense("1 1 1 1"),
+            type=data_type.FLOAT,
+        )
+        for name in names
     )
 
 
 SDPA = _attention(
     "sdpa",
     "Scaled dot-product attention: O = softmax(attn_scale * q k^T + bias, masked) v, softmax in float32.",
-    (
-        Output("O", "(B, N, T, DV), in q's memory order.", dense("B N T DV", like="q")),
-        Output(
-            "Stats",
-            "Logsumexp of each row, (B, N, T, 1), float32.",
-            dense("B N T 1"),
-            _stats_wanted,
-            data_type.FLOAT,
-        ),
-    ),
+    (_O, _STATS),
     "q k v is_inference attn_scale bias block_mask use_alibi_mask use_padding_mask seq_len_q seq_len_kv "
     "use_causal_mask use_causal_mask_bottom_right sliding_window_length diagonal_alignment "
     "diagonal_band_left_bound diagonal_band_right_bound dropout rng_dump paged_attention_k_table "
     "paged_attention_v_table paged_attention_max_seq_len_kv max_total_seq_len_q max_total_seq_len_kv "
     "compute_data_type name score_mod generate_stats implementation score_max score_sum_exp sink_token "
     "unfuse_fma cu_seq_len_q cu_seq_len_kv stats_use_log2",
-    "kv_mask softmax_precision attn_scale_prefolded",
-    "seed offset dropout_mask dropout_scale",
+    f"kv_mask {_OWN_PRECISION}",
+    _SEEDED,
     settle=_settle_stats,
     rules=_RULES,
 )
@@ -126,19 +156,76 @@ SDPA = _attention(
 SDPA_BACKWARD = _attention(
     "sdpa_backward",
     "The gradients of `sdpa`.",
-    (
-        Output("dQ", "Gradient of q, laid out as q.", same_as("q")),
-        Output("dK", "Gradient of k, laid out as k.", same_as("k")),
-        Output("dV", "Gradient of v, laid out as v.", same_as("v")),
-    ),
+    _GRADIENTS,
     "q k v o dO stats attn_scale bias dBias use_alibi_mask use_padding_mask seq_len_q seq_len_kv "
     "max_total_seq_len_q max_total_seq_len_kv use_causal_mask use_causal_mask_bottom_right "
     "sliding_window_length diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound dropout "
     "rng_dump use_deterministic_algorithm compute_data_type name score_mod score_mod_bprop sink_token "
     "dSink_token",
-    "dStats softmax_precision attn_scale_prefolded",
-    "seed offset dropout_mask dropout_scale dropout_scale_inv",
+    f"dStats {_OWN_PRECISION}",
+    f"{_SEEDED} dropout_scale_inv",
     rules=(*_RULES, _gradients_of_ports),
 )
 
-CAPTURED = {operation.name: operation for operation in (SDPA, SDPA_BACKWARD)}
+SDPA_FP8 = _attention(
+    "sdpa_fp8",
+    "`sdpa` of float8 tensors, each with one scale; the softmax is quantised too.",
+    (_O, _STATS, *_largest("Amax_S", "Amax_O")),
+    "q k v descale_q descale_k descale_v descale_s scale_s scale_o is_inference attn_scale bias use_alibi_mask "
+    "use_padding_mask seq_len_q seq_len_kv use_causal_mask use_causal_mask_bottom_right sliding_window "
+    "diagonal_alignment left_bound right_bound dropout rng_dump paged_attention_k_table paged_attention_v_table "
+    "paged_attention_max_seq_len_kv max_total_seq_len_q max_total_seq_len_kv compute_data_type name fn "
+    "generate_stats score_max score_sum_exp sink_token unfuse_fma implementation cu_seq_len_q cu_seq_len_kv "
+    "stats_use_log2",
+    f"{_OWN_PRECISION} sf_o",
+    _SEEDED,
+    settle=_settle_stats,
+    rules=_RULES,
+)
+
+SDPA_FP8_BACKWARD = _attention(
+    "sdpa_fp8_backward",
+    "The gradients of `sdpa_fp8`.",
+    (*_GRADIENTS, *_largest("amax_dQ", "amax_dK", "amax_dV", "amax_dP")),
+    "q k v o dO stats descale_q descale_k descale_v descale_o descale_dO descale_s descale_dP scale_s scale_dQ "
+    "scale_dK scale_dV scale_dP attn_scale use_padding_mask seq_len_q seq_len_kv use_causal_mask "
+    "use_causal_mask_bottom_right diagonal_alignment left_bound right_bound use_deterministic_algorithm dropout "
+    "compute_data_type name sink_token dSink_token max_total_seq_len_q max_total_seq_len_kv",
+    _OWN_PRECISION,
+    f"{_SEEDED} dropout_scale_inv",
+    rules=(*_RULES, _gradients_of_ports),
+)
+
+SDPA_MXFP8 = _attention(
+    "sdpa_mxfp8",
+    "`sdpa` of float8 tensors with a scale for each block of 32.",
+    (_O, _STATS, *_largest("Amax_O")),
+    "q k v descale_q descale_k descale_v attn_scale use_causal_mask use_causal_mask_bottom_right "
+    "diagonal_alignment diagonal_band_left_bound diagonal_band_right_bound compute_data_type name generate_stats "
+    "sink_token unfuse_fma implementation use_padding_mask seq_len_q seq_len_kv max_total_seq_len_q "
+    "max_total_seq_len_kv cu_seq_len_q cu_seq_len_kv paged_attention_k_table paged_attention_v_table "
+    "paged_attention_max_seq_len_kv",
+    f"scale_o {_OWN_PRECISION} sf_o",
+    "",
+    optional="scale_o",
+    settle=_settle_stats,
+    rules=_RULES,
+)
+
+SDPA_MXFP8_BACKWARD = _attention(
+    "sdpa_mxfp8_backward",
+    "The gradients of `sdpa_mxfp8`.",
+    (*_GRADIENTS, *_largest("amax_dQ", "amax_dK", "amax_dV")),
+    "q q_T k k_T v o_f16 dO_f16 dO dO_T stats descale_q descale_q_T descale_k descale_k_T descale_v descale_dO "
+    "descale_dO_T attn_scale use_padding_mask seq_len_q seq_len_kv use_causal_mask use_causal_mask_bottom_right "
+    "diagonal_alignment left_bound right_bound use_deterministic_algorithm dropout compute_data_type name "
+    "sink_token dSink_token max_total_seq_len_q max_total_seq_len_kv",
+    _OWN_PRECISION,
+    f"{_SEEDED} dropout_scale_inv",
+    rules=(*_RULES, _gradients_of_ports),
+)
+
+CAPTURED = {
+    operation.name: operation
+    for operation in (SDPA, SDPA_BACKWARD, SDPA_FP8, SDPA_FP8_BACKWARD, SDPA_MXFP8, SDPA_MXFP8_BACKWARD)
+}

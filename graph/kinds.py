@@ -34,10 +34,33 @@ def _text(value: Any) -> str:
     return named
 
 
+def _integers(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str | bytes):
+        raise TypeError
+    return tuple(_integer(each) for each in value)
+
+
+def _integers_or_one(value: Any) -> tuple[int, ...]:
+    return (_integer(value),) if hasattr(value, "__index__") else _integers(value)
+
+
+def _slices(value: Any) -> tuple[tuple[int, int, int], ...]:
+    return tuple(_slice(each) for each in value)
+
+
+def _slice(value: Any) -> tuple[int, int, int]:
+    parts = (value.start or 0, value.stop, value.step) if isinstance(value, slice) else tuple(value)
+    start, stop, *step = parts
+    return _integer(start), _integer(stop), _integer(step[0]) if step and step[0] is not None else 1
+
+
 flag = Kind("bool", "True or False", _flag)
 number = Kind("float", "a number", _number)
 integer = Kind("int", "an integer", _integer)
 text = Kind("str", "a string", _text)
+integers = Kind("Sequence[int]", "a sequence of integers", _integers)
+integers_or_one = Kind("Sequence[int] | int", "an integer, or a sequence of integers", _integers_or_one)
+slices = Kind("Sequence[Any]", "for each axis (start, stop) or (start, stop, step), or a slice", _slices)
 
 
 def choice(*names: str, absent: str | None = None) -> Kind:

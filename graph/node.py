@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from cudnn_jax.graph.tensor import Tensor
 from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
-    from cudnn_jax.graph.operation import Operation
+    from cudnn_jax.graph.operation import Input, Operation
     from cudnn_jax.graph.pygraph import pygraph
 
 
@@ -68,6 +69,15 @@ class Node:
     def inputs(self) -> Mapping[str, Tensor]:
         """The wired input ports, in the table's order."""
         return MappingProxyType(self._inputs)
+
+    @property
+    def wired(self) -> tuple[tuple[Input, str, Tensor], ...]:
+        """(the table's port, the port's name, the tensor) of each wired input port, in order."""
+        return tuple(
+            (port, name, self._inputs[name])
+            for port in self._operation.inputs
+            for name in takewhile(self._inputs.__contains__, port.names)
+        )
 
     @property
     def outputs(self) -> Mapping[str, Tensor]:

@@ -1,115 +1,50 @@
-"""The norms of the structured table. A norm runs over the axes where its scale is not 1 long."""
+"""The norms of the structured table, forward and backward. `normalised` says which axes each runs over."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cudnn_jax.graph import kinds
-from cudnn_jax.graph.layout import Dims, in_order, memory_order, row_major
+from cudnn_jax.graph.layout import row_major
+from cudnn_jax.graph.normalised import (
+    AXES_RULES,
+    CHANNEL_RULES,
+    EPSILON_RULE,
+    MOMENTUM_RULE,
+    Rule,
+    running_statistics,
+    statistics_dim,
+    statistics_span_axes,
+    weight_dim,
+)
 from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
-from cudnn_jax.graph.shapes import refuse, same_as
+from cudnn_jax.graph.shapes import has_dim, ordered_as, same_as
 from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
     from cudnn_jax.graph.tensor import Tensor
 
-
-def normalised_axes(node: Node) -> tuple[int, ...]:
-    """The axes that a norm's node runs over: where scale is not 1, or bias where there is no scale.
-
-    Without either, those where the statistics are 1, and for want of these every axis but the first.
-    """
-    weight = _weight(node)
-    if weight:
-        return tuple(axis for axis, size in enumerate(node.inputs[weight].dim) if size != 1)
-    if "inv_variance" in node.inputs:
-        dim, kept = node.inputs["input"].dim, node.inputs["inv_variance"].dim
-        return tuple(axis for axis, size in enumerate(dim) if size != 1 and kept[axis] == 1)
-    return tuple(range(1, len(node.inputs["input"].dim)))
-
-
-def _weight(node: Node) -> str | None:
-    return next((port for port in ("scale", "bias") if port in node.inputs), None)
-
-
-def _weight_dim(node: Node) -> Dims:
-    """The input's dims on the normalised axes, 1 elsewhere."""
-    dim, axes = node.inputs["input"].dim, normalised_axes(node)
-    return tuple(size if axis in axes else 1 for axis, size in enumerate(dim))
-
-
-def _statistics_dim(node: Node) -> Dims:
-    """1 on the normalised axes, the input's dims elsewhere."""
-    dim, axes = node.inputs["input"].dim, normalised_axes(node)
-    return tuple(1 if axis in axes else size for axis, size in enumerate(dim))
+_When = Callable[[Mapping[str, Any], Mapping[str, "Tensor"]], bool]
+_TYPES = {
+    "rmsnorm": "RMS_NORM",
+    "layernorm": "LAYER_NORM",
+    "adalayernorm": "ADA_LAYER_NORM",
+    "instancenorm": "INSTANCE_NORM",
+    "batchnorm": "BATCH_NORM",
+}
 
 
 def _statistics(node: Node, symbols: Symbols) -> Layout:
-    model, dim = node.inputs["input"], _statistics_dim(node)
-    return dim, in_order(dim, memory_order(model.dim, model.stride))
+    return ordered_as(statistics_dim(node), node.inputs["input"])
 
 
 def _weight_gradient(node: Node, symbols: Symbols) -> Layout:
     if "scale" in node.inputs:
         return node.inputs["scale"].dim, node.inputs["scale"].stride
-    dim = _weight_dim(node)
+    dim = weight_dim(node)
     return dim, row_major(dim)
-
-
-def _weight_spans_axes(node: Node, symbols: Symbols) -> None:
-    dim, port = node.inputs["input"].dim, _weight(node)
-    if port:
-        weight = node.inputs[port].dim
-        if len(weight) != len(dim) or any(size not in (1, full) for size, full in zip(weight, dim, strict=True)):
-            rule = f"the input's dims {dim} on the normalised axes, 1 elsewhere"
-            refuse(node, port, f"has dim {weight}", rule)
-
-
-def _normalised_axes_are_not_empty(node: Node, symbols: Symbols) -> None:
-    dim = node.inputs["input"].dim
-    if any(dim[axis] == 0 for axis in normalised_axes(node)):
-        refuse(node, "input", f"has dim {dim}", "normalised axes are at least 1 long")
-
-
-def _has_normalised_axes(node: Node, symbols: Symbols) -> None:
-    """A scale of one element names no axis; it is right where all that it could name are 1 long."""
-    dim = node.inputs["input"].dim
-    if not normalised_axes(node) and any(size != 1 for size in dim[1:] or dim):
-        port = _weight(node) or ("inv_variance" if "inv_variance" in node.inputs else "input")
-        rule = f"at least one axis is normalised, or every axis of the input {dim} but the first is 1 long"
-        refuse(node, port, f"has dim {node.inputs[port].dim}", rule)
-
-
-def _has_dim(port: str, expected: Callable[[Node], Dims], what: str) -> Callable[[Node, Symbols], None]:
-    def rule(node: Node, symbols: Symbols) -> None:
-        if port in node.inputs and node.inputs[port].dim != expected(node):
-            refuse(node, port, f"has dim {node.inputs[port].dim}", f"{expected(node)}, {what}")
-
-    return rule
-
-
-def _statistics_span_axes(node: Node, symbols: Symbols) -> None:
-    dim, kept = node.inputs["input"].dim, node.inputs["inv_variance"].dim
-    rule = f"1 on the normalised axes, the input's dims {dim} elsewhere"
-    if len(kept) != len(dim) or kept != _statistics_dim(node):
-        refuse(node, "inv_variance", f"has dim {kept}", rule)
-
-
-def epsilon_of(node: Node) -> float | None:
-    """The number that is added to the mean, given plainly or as a tensor passed by value; None if the node has none."""
-    given = node.inputs["epsilon"].value if "epsilon" in node.inputs else node.params.get("epsilon")
-    return None if given is None else float(given)
-
-
-def _epsilon_is_a_number(node: Node, symbols: Symbols) -> None:
-    if "epsilon" in node.inputs and not node.inputs["epsilon"].is_pass_by_value:
-        refuse(node, "epsilon", f"is {node.inputs['epsilon']!r}", "a number, or a tensor passed by value")
-    epsilon = epsilon_of(node)
-    if epsilon is not None and not 0 <= epsilon < math.inf:
-        refuse(node, "epsilon", f"is {epsilon}", "a finite number, at least 0")
 
 
 def _is_training(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> bool:
@@ -124,64 +59,206 @@ def _wants_dbias(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> boo
     return bool(params["has_dbias"])
 
 
-_WEIGHT = "The input's dims on the normalised axes, 1 elsewhere"
+def _has_running_statistics(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> bool:
+    return "in_running_mean" in inputs
+
+
+_FLOAT = data_type.FLOAT
+_SPANNING = "The input's dims on the normalised axes, 1 elsewhere"
+_CHANNELS = "(1, C, 1, ...)"
 _STATISTICS = "1 on the normalised axes, the input's dims elsewhere, float32"
-_AS_INPUT = "the input's"
+_INPUT = Input("input", "(N, C, ...).")
+_EPSILON = Input("epsilon", "Added to the mean: a finite number, at least 0, or a tensor passed by value.", number=True)
+_PEERS = Input("peer_stats", "Buffers through which devices exchange their sums.", optional=True, many=True)
+_Y = Output("Y", "Dims and layout of input.", same_as("input"))
+_PHASE = Attribute(
+    "norm_forward_phase",
+    kinds.choice("TRAINING", "INFERENCE"),
+    "TRAINING makes the statistics, INFERENCE does not.",
+    required=True,
+)
 
-RMSNORM = Operation(
-    name="rmsnorm",
-    type="RMS_NORM",
-    summary="Y = input * rsqrt(mean(input^2) + epsilon) * scale + bias, the mean over the normalised axes.",
-    inputs=(
-        Input("input", "(N, C, ...)."),
-        Input("scale", f"{_WEIGHT}. Without weights every axis but the first is normalised.", optional=True),
-        Input("bias", f"{_WEIGHT}.", optional=True),
-        Input("epsilon", "Added to the mean: a finite number, at least 0, or a tensor passed by value.", number=True),
-    ),
-    outputs=(
-        Output("Y", "Dims and layout of input.", same_as("input")),
-        Output("inv_var", f"The rsqrt of the formula. {_STATISTICS}.", _statistics, _is_training, data_type.FLOAT),
-    ),
-    attributes=(
-        Attribute(
-            "norm_forward_phase",
-            kinds.choice("TRAINING", "INFERENCE"),
-            "TRAINING makes inv_var, INFERENCE does not.",
-            required=True,
+
+def _weight(name: str, doc: str, optional: bool = False, types: tuple[data_type, ...] = ()) -> Input:
+    return Input(name, f"{doc}.", optional=optional, types=types)
+
+
+def _made(name: str, what: str, when: _When | None = _is_training) -> Output:
+    return Output(name, f"{what}. {_STATISTICS}.", _statistics, when, _FLOAT)
+
+
+def _mean(when: _When | None = _is_training) -> Output:
+    return _made("mean", "The mean of the formula", when)
+
+
+def _rsqrt(when: _When | None = _is_training) -> Output:
+    return _made("inv_var", "The rsqrt of the formula", when)
+
+
+_FORWARDS_MEAN = Input("mean", f"The forward's mean. {_STATISTICS}.", types=(_FLOAT,))
+_FORWARDS_RSQRT = Input("inv_variance", f"The forward's inv_var. {_STATISTICS}.", types=(_FLOAT,))
+
+
+def _forward(
+    name: str,
+    summary: str,
+    inputs: tuple[Input, ...],
+    rules: tuple[Rule, ...],
+    made: tuple[Output, ...],
+    attributes: tuple[Attribute, ...] = (_PHASE,),
+) -> Operation:
+    return Operation(
+        name=name,
+        type=_TYPES[name],
+        summary=summary,
+        inputs=(_INPUT, *inputs),
+        outputs=(_Y, *made),
+        attributes=attributes,
+        rules=(*rules, EPSILON_RULE),
+    )
+
+
+def _backward(
+    name: str,
+    scale: Input,
+    statistics: tuple[Input, ...],
+    rules: tuple[Rule, ...],
+    when: tuple[_When | None, _When | None] = (None, None),
+    peers: tuple[Input, ...] = (),
+    attributes: tuple[Attribute, ...] = (),
+) -> Operation:
+    """The gradients of a norm; `when` says of DScale and DBias whether they exist."""
+    return Operation(
+        name=f"{name}_backward",
+        type=f"{_TYPES[name]}_BACKWARD",
+        summary=f"The gradients of `{name}`.",
+        inputs=(
+            Input("grad", "Cotangent of Y, the input's dims."),
+            Input("input", "The forward's input."),
+            scale,
+            *statistics,
+            *peers,
         ),
+        outputs=(
+            Output("DX", "Gradient of input, laid out as input.", same_as("input")),
+            Output("DScale", "Gradient of scale, laid out as scale.", _weight_gradient, when[0]),
+            Output("DBias", f"Gradient of bias, laid out as scale. {_SPANNING}.", _weight_gradient, when[1]),
+        ),
+        attributes=attributes,
+        rules=(
+            has_dim("grad", lambda node: node.inputs["input"].dim, "the input's"),
+            *rules[:1],
+            *(statistics_span_axes(port.name) for port in statistics),
+            *rules[1:],
+        ),
+    )
+
+
+_CENTRED = "Y = (input - mean) * rsqrt(variance + epsilon) * scale + bias, mean and variance over"
+_ALL = "Without weights every axis but the first is normalised"
+_OPTIONAL = (
+    _weight("scale", f"{_SPANNING}. {_ALL}", optional=True),
+    _weight("bias", _SPANNING, optional=True),
+)
+_FORWARDS_SCALE = _weight("scale", f"The forward's scale. {_SPANNING}", optional=True)
+_BATCHED = tuple(_weight(name, f"{_SPANNING}; along the first axis 1, or the batch") for name in ("scale", "bias"))
+_OF_CHANNELS = tuple(_weight(name, _CHANNELS) for name in ("scale", "bias"))
+_BOTH = (_FORWARDS_MEAN, _FORWARDS_RSQRT)
+
+_RMS = (
+    _forward(
+        "rmsnorm",
+        "Y = input * rsqrt(mean(input^2) + epsilon) * scale + bias, the mean over the normalised axes.",
+        (*_OPTIONAL, _EPSILON),
+        AXES_RULES,
+        (_rsqrt(),),
     ),
-    rules=(
-        _weight_spans_axes,
-        _has_normalised_axes,
-        _normalised_axes_are_not_empty,
-        _has_dim("bias", _weight_dim, "the normalised axes"),
-        _epsilon_is_a_number,
+    _backward(
+        "rmsnorm",
+        _FORWARDS_SCALE,
+        (_FORWARDS_RSQRT,),
+        AXES_RULES,
+        (_has_scale, _wants_dbias),
+        attributes=(Attribute("has_dbias", kinds.flag, "Whether DBias is an output.", default=True),),
     ),
 )
 
-RMSNORM_BACKWARD = Operation(
-    name="rmsnorm_backward",
-    type="RMS_NORM_BACKWARD",
-    summary="The gradients of `rmsnorm`.",
-    inputs=(
-        Input("grad", "Cotangent of Y, the input's dims."),
-        Input("input", "The forward's input."),
-        Input("scale", f"The forward's scale. {_WEIGHT}.", optional=True),
-        Input("inv_variance", f"The forward's inv_var. {_STATISTICS}.", types=(data_type.FLOAT,)),
+_LAYER = (
+    _forward(
+        "layernorm",
+        f"{_CENTRED} the normalised axes.",
+        (*_OPTIONAL, _EPSILON),
+        AXES_RULES,
+        (_mean(), _rsqrt()),
     ),
-    outputs=(
-        Output("DX", "Gradient of input, laid out as input.", same_as("input")),
-        Output("DScale", "Gradient of scale, laid out as scale.", _weight_gradient, _has_scale),
-        Output("DBias", f"Gradient of bias, laid out as scale. {_WEIGHT}.", _weight_gradient, _wants_dbias),
-    ),
-    attributes=(Attribute("has_dbias", kinds.flag, "Whether DBias is an output.", default=True),),
-    rules=(
-        _has_dim("grad", lambda node: node.inputs["input"].dim, _AS_INPUT),
-        _weight_spans_axes,
-        _statistics_span_axes,
-        _has_normalised_axes,
-        _normalised_axes_are_not_empty,
-    ),
+    _backward("layernorm", _FORWARDS_SCALE, _BOTH, AXES_RULES, (_has_scale, _has_scale)),
 )
 
-NORMS = (RMSNORM, RMSNORM_BACKWARD)
+_ADAPTIVE = (
+    _forward(
+        "adalayernorm",
+        f"{_CENTRED} the normalised axes; weights may differ along the batch.",
+        (*_BATCHED, _EPSILON),
+        AXES_RULES,
+        (_mean(), _rsqrt()),
+    ),
+    _backward("adalayernorm", _BATCHED[0], _BOTH, AXES_RULES),
+)
+
+_INSTANCE = (
+    _forward(
+        "instancenorm",
+        f"{_CENTRED} all axes behind the channels.",
+        (*_OF_CHANNELS, _EPSILON),
+        CHANNEL_RULES,
+        (_mean(), _rsqrt()),
+    ),
+    _backward("instancenorm", _OF_CHANNELS[0], _BOTH, CHANNEL_RULES),
+)
+
+
+def _next(name: str, what: str) -> Output:
+    doc = f"(1 - momentum) in_running_{name} + momentum {what}"
+    return _made(f"next_running_{name}", doc, _has_running_statistics)
+
+
+_RUNNING = ("in_running_mean", "in_running_var")
+_STATISTIC_PORTS = ("mean", "inv_variance")
+
+_BATCH = (
+    _forward(
+        "batchnorm",
+        f"{_CENTRED} all axes but the channels.",
+        (
+            *_OF_CHANNELS,
+            *(_weight(name, f"{_CHANNELS}, float32", True, (_FLOAT,)) for name in _RUNNING),
+            _EPSILON,
+            Input(
+                "momentum",
+                "Of the running statistics: a number from 0 to 1, or a tensor passed by value.",
+                number=True,
+                optional=True,
+            ),
+            _PEERS,
+        ),
+        (
+            *CHANNEL_RULES,
+            *(has_dim(port, statistics_dim, "the channels") for port in _RUNNING),
+            MOMENTUM_RULE,
+            running_statistics,
+        ),
+        (_mean(None), _rsqrt(None), _next("mean", "mean"), _next("var", "n / (n - 1) variance, of n elements")),
+        attributes=(),
+    ),
+    Operation(
+        name="batchnorm_inference",
+        type="BATCH_NORM_INFERENCE",
+        summary="Y = (input - mean) * inv_variance * scale + bias, for each channel.",
+        inputs=(_INPUT, *(_weight(name, _CHANNELS) for name in _STATISTIC_PORTS), *_OF_CHANNELS),
+        outputs=(_Y,),
+        rules=(*CHANNEL_RULES, *(has_dim(port, weight_dim, "the channels") for port in _STATISTIC_PORTS)),
+    ),
+    _backward("batchnorm", _OF_CHANNELS[0], _BOTH, CHANNEL_RULES, peers=(_PEERS,)),
+)
+
+NORMS = (*_RMS, *_LAYER, *_ADAPTIVE, *_INSTANCE, *_BATCH)

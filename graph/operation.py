@@ -6,7 +6,8 @@ and strides, and the order of ports in the canonical form. Named tuples, because
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +42,7 @@ class Input(NamedTuple):
       number: a plain number may come instead, and is then the attribute of this name.
       replaced: (another port, shape): the shape when that port is wired.
       keyword: False for ports that only an expanded keyword fills.
+      many: the keyword takes a sequence of tensors; the node's ports are then "name[0]", "name[1]" and so on.
     """
 
     name: str
@@ -51,13 +53,20 @@ class Input(NamedTuple):
     number: bool = False
     replaced: tuple[str, str] | None = None
     keyword: bool = True
+    many: bool = False
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The names that the node's ports may have, in order."""
+        return (f"{self.name}[{at}]" for at in count()) if self.many else iter((self.name,))
 
 
 class Output(NamedTuple):
     """A port that gives a tensor.
 
     Attributes:
-      layout: infers (dim, stride); None for an output that the caller makes and passes by keyword.
+      layout: infers (dim, stride), of no axes while the caller has to set them; None for an output that the caller
+        makes and passes by keyword.
       when: whether the output exists, from parameters and input ports; it does if None.
       type: the data type that the operation fixes.
       like: the input port whose data type it has where that is wired; `type` holds elsewhere.

@@ -58,8 +58,7 @@ def dense(shape: str, like: str | None = None) -> Callable[[Node, Symbols], Layo
         dim = dims_of(shape, symbols)
         if like is None:
             return dim, row_major(dim)
-        model = node.inputs[like]
-        return dim, in_order(dim, memory_order(model.dim, model.stride))
+        return ordered_as(dim, node.inputs[like])
 
     return infer
 
@@ -69,6 +68,35 @@ def same_as(port: str) -> Callable[[Node, Symbols], Layout]:
 
     def infer(node: Node, symbols: Symbols) -> Layout:
         return node.inputs[port].dim, node.inputs[port].stride
+
+    return infer
+
+
+def has_dim(port: str, expected: Callable[[Node], Dims], what: str) -> Callable[[Node, Symbols], None]:
+    """The rule that a port, where it is wired, has the expected dims, which are `what`."""
+
+    def rule(node: Node, symbols: Symbols) -> None:
+        if port in node.inputs and node.inputs[port].dim != expected(node):
+            refuse(node, port, f"has dim {node.inputs[port].dim}", f"{expected(node)}, {what}")
+
+    return rule
+
+
+def ordered_as(dim: Dims, model: Tensor) -> Layout:
+    """`dim` with dense strides in the memory order of a tensor of the same rank."""
+    return dim, in_order(dim, memory_order(model.dim, model.stride))
+
+
+def set_by_caller(output: str, check: Callable[[Node, Dims], None], like: str) -> Callable[[Node, Symbols], Layout]:
+    """The dims that the caller sets on an output, once it has, after `check`; in the memory order of port `like`."""
+
+    def infer(node: Node, symbols: Symbols) -> Layout:
+        dim = node.outputs[output]._dim
+        if dim is None:
+            return (), ()
+        check(node, dim)
+        model = node.inputs[like]
+        return ordered_as(dim, model) if len(model.dim) == len(dim) else (dim, row_major(dim))
 
     return infer
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
+from cudnn_jax.graph.block_scale import BLOCK_SCALES
+from cudnn_jax.graph.convolution import CONVOLUTIONS
 from cudnn_jax.graph.layout import broadcast, row_major
 from cudnn_jax.graph.linear_attention import LINEAR_ATTENTION
+from cudnn_jax.graph.moe import MOE
 from cudnn_jax.graph.norms import NORMS
 from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
+from cudnn_jax.graph.reductions import GENSTATS, REDUCTION
+from cudnn_jax.graph.rope import ROPES
+from cudnn_jax.graph.shape_ops import SHAPE_OPS
 from cudnn_jax.graph.shapes import refuse
 
 if TYPE_CHECKING:
@@ -34,4 +40,16 @@ MATMUL = Operation(
     attributes=(Attribute("padding", kinds.number, "What elements beyond an override length count as.", 0.0),),
 )
 
-STRUCTURED = {operation.name: operation for operation in (MATMUL, *NORMS, *LINEAR_ATTENTION)}
+_TABLES = (
+    (MATMUL,),
+    NORMS,
+    (GENSTATS, REDUCTION),
+    BLOCK_SCALES,
+    MOE,
+    LINEAR_ATTENTION,
+    CONVOLUTIONS,
+    SHAPE_OPS,
+    ROPES,
+)
+
+STRUCTURED = {operation.name: operation for table in _TABLES for operation in table}

@@ -22,11 +22,12 @@ def infer_node(node: Node) -> None:
     for attribute in node.operation.attributes:
         if attribute.binds and node.params[attribute.name] is not None:
             symbols[attribute.binds] = node.params[attribute.name]
-    for port in node.operation.inputs:
-        if port.name in node.inputs:
-            shape = port.replaced[1] if port.replaced and port.replaced[0] in node.inputs else port.shape
-            if shape is not None:
-                match(node, port.name, node.inputs[port.name], shape, symbols)
+    for port, name, tensor in node.wired:
+        if not tensor.dim:
+            refuse(node, name, "has no dims yet", "set_dim says those of an output that its inputs do not tell")
+        shape = port.replaced[1] if port.replaced and port.replaced[0] in node.inputs else port.shape
+        if shape is not None:
+            match(node, name, tensor, shape, symbols)
     for rule in node.operation.rules:
         rule(node, symbols)
     for output in node.operation.outputs:
@@ -56,16 +57,13 @@ def validate(graph: pygraph) -> None:
 
 
 def _check_ports(node: Node) -> None:
-    for port in node.operation.inputs:
-        tensor = node.inputs.get(port.name)
-        if tensor is None:
-            continue
+    for port, port_name, tensor in node.wired:
         if tensor.producer is None and tensor.is_virtual:
-            refuse(node, port.name, f"is the virtual {tensor.label}", "a virtual tensor is made by a node")
+            refuse(node, port_name, f"is the virtual {tensor.label}", "a virtual tensor is made by a node")
         types = [node.inputs[kind].data_type if isinstance(kind, str) else kind for kind in port.types]
         if types and tensor.data_type not in types:
             allowed = " or ".join(dict.fromkeys(kind.value for kind in types))
-            refuse(node, port.name, f"has data type {tensor.data_type.value}", allowed)
+            refuse(node, port_name, f"has data type {tensor.data_type.value}", allowed)
     for name, tensor in node.outputs.items():
         if tensor._fixed_type not in (data_type.NOT_SET, tensor.data_type):
             refuse(node, name, f"was set to data type {tensor.data_type.value}", tensor._fixed_type.value)
@@ -78,6 +76,8 @@ def _check_ports(node: Node) -> None:
 
 
 def _check_tensor(node: Node, name: str, tensor: Tensor) -> None:
+    if not tensor.dim:
+        refuse(node, name, "has no dims", "set_dim says them: the inputs do not tell")
     if len(tensor.stride) != len(tensor.dim):
         refuse(node, name, f"has dim {tensor.dim} and stride {tensor.stride}", "one stride for each dim")
     if tensor.data_type is data_type.NOT_SET:

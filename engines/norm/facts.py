@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from cudnn_jax.graph import Tensor, data_type, pygraph
 from cudnn_jax.graph.layout import in_order
-from cudnn_jax.graph.norms import epsilon_of, normalised_axes
+from cudnn_jax.graph.normalised import epsilon_of, normalised_axes
 
 Dims = tuple[int, ...]
 _WEIGHTS = ("scale", "bias", "DScale", "DBias")

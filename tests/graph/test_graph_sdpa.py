@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 from graph_samples import DV, NK, B, D, N, S, T, backward_ports, heads, lengths, qkv
 
-from cudnn_jax.graph import GraphNotSupportedError, GraphValidationError, data_type, pygraph
+from cudnn_jax.graph import OPERATIONS, GraphNotSupportedError, GraphValidationError, data_type, pygraph
 
 
 @pytest.fixture
@@ -308,3 +309,60 @@ def test_one_tensor_for_two_outputs_is_refused(graph) -> None:
 def test_a_function_over_the_logits_is_not_supported(graph) -> None:
     with pytest.raises(GraphNotSupportedError, match=r"sdpa: score_mod: .*write it as bias"):
         graph.sdpa(**qkv(graph), score_mod=lambda graph, score: score)
+
+
+def quantised(graph: pygraph, name: str, **options: Any) -> Any:
+    """A call of a quantised variant: q, k, v as ever, what has their role, and scales of one number."""
+    operation = OPERATIONS[name]
+    like = {"o": (B, N, T, DV), "dO": (B, N, T, DV), "stats": (B, N, T, 1)}
+    ports: dict[str, Any] = qkv(graph)
+    for port in operation.inputs:
+        if not port.optional and port.name not in ports:
+            ports[port.name] = graph.tensor(like.get(port.name.removesuffix("_f16"), (1, 1, 1, 1)), data_type="float32")
+    return getattr(graph, name)(**ports, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [
+        ("sdpa_fp8", {"O": (B, N, T, DV), "Stats": None, "Amax_S": (1, 1, 1, 1), "Amax_O": (1, 1, 1, 1)}),
+        ("sdpa_mxfp8", {"O": (B, N, T, DV), "Stats": None, "Amax_O": (1, 1, 1, 1)}),
+        (
+            "sdpa_fp8_backward",
+            {"dQ": (B, N, T, D), "dK": (B, NK, S, D), "dV": (B, NK, S, DV)}
+            | dict.fromkeys(("amax_dQ", "amax_dK", "amax_dV", "amax_dP"), (1, 1, 1, 1)),
+        ),
+        (
+            "sdpa_mxfp8_backward",
+            {"dQ": (B, N, T, D), "dK": (B, NK, S, D), "dV": (B, NK, S, DV)}
+            | dict.fromkeys(("amax_dQ", "amax_dK", "amax_dV"), (1, 1, 1, 1)),
+        ),
+    ],
+)
+def test_a_quantised_variant_infers_its_outputs(name, outputs) -> None:
+    graph = pygraph(io_data_type="float8_e4m3fn")
+    made = quantised(graph, name)
+    assert [each and each.dim for each in made] == list(outputs.values())
+    for tensor in made:
+        if tensor is not None:
+            tensor.set_output(True)
+    graph.validate()
+    assert graph.nodes[0].type == name.upper()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "sdpa_fp8",
+            {"sliding_window": 2, "left_bound": 2},
+            "sliding_window came with left_bound; the rule: they are one",
+        ),
+        ("sdpa_fp8", {"left_bound": -1}, "left_bound is -1; the rule: at least 0"),
+        ("sdpa_fp8", {"is_inference": True, "generate_stats": True}, "is_inference is True and generate_stats is True"),
+        ("sdpa_mxfp8", {"use_padding_mask": True}, "use_padding_mask is True with no lengths"),
+    ],
+)
+def test_a_quantised_variant_has_the_rules_of_attention(name, options, message) -> None:
+    with pytest.raises(GraphValidationError, match=message):
+        quantised(pygraph(io_data_type="float8_e4m3fn"), name, **options)

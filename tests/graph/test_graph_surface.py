@@ -29,7 +29,8 @@ def test_pointwise_attributes_are_the_surfaces() -> None:
 def test_a_captured_entry_has_the_surfaces_keywords_in_order(name: str) -> None:
     facts, operation = CAPTURED[name], OPERATIONS[name]
     assert list(operation.arguments) == facts["kwargs"]
-    python_only = facts.get("python_only_in_kwargs", []) + facts["python_only_attrs"]
+    python_only = [*facts.get("python_only_in_kwargs", []), *facts["python_only_attrs"]]
+    python_only += facts.get("python_only_out_kwargs", [])
     extra = ["dStats"] if name == "sdpa_backward" else []
     assert list(operation.keyword_only) == extra + python_only
 
@@ -46,11 +47,17 @@ def test_a_captured_entry_tells_inputs_from_outputs(name: str) -> None:
 @pytest.mark.parametrize("name", SURFACE["structured"])
 def test_a_structured_entry_is_the_surfaces(name: str) -> None:
     facts, operation = SURFACE["structured"][name], OPERATIONS[name]
-    assert [port.name for port in operation.inputs] == facts["inputs"]
+    assert [f"{port.name}{'[]' * port.many}" for port in operation.inputs] == facts["inputs"]
     assert [attribute.name for attribute in operation.attributes] == facts["attrs"]
     assert [output.name for output in operation.outputs] == facts["outputs"]
     assert [output.name for output in operation.outputs if output.when] == facts["conditional_outputs"]
-    assert list(operation.arguments) == [*facts["inputs"], *facts["attrs"], "compute_data_type", "name"]
+    inputs = [name.removesuffix("[]") for name in facts["inputs"]]
+    assert list(operation.arguments) == [*inputs, *facts["attrs"], "compute_data_type", "name"]
+
+
+def test_the_surface_is_whole() -> None:
+    named = {*SURFACE["pointwise"], *SURFACE["structured"], *SURFACE["captured"], "matmul"}
+    assert named == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
