@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from cudnn_jax.graph.errors import GraphNotSupportedError, GraphValidationError
@@ -21,6 +22,38 @@ class Call(NamedTuple):
     inputs: dict[str, Tensor]
     given: dict[str, Tensor]
     params: dict[str, Any]
+
+
+def restore(
+    operation: Operation,
+    name: str,
+    compute_data_type: Any,
+    ports: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+    params: Mapping[str, Any],
+) -> Call:
+    """The call of a node with these ports, outputs of the caller and parameters, as `node` tells them."""
+    label = f"{operation.name} {name!r}" if name else operation.name
+    arguments: dict[str, Any] = {**ports, **given}
+    for port in operation.inputs:
+        if port.many:
+            numbered = [arguments.pop(each) for each in takewhile(ports.__contains__, port.names)]
+            arguments |= {port.name: numbered} if numbered else {}
+    try:
+        call = Call(
+            label,
+            name,
+            data_type.of(compute_data_type),
+            *_ports(operation, arguments),
+            _params(operation, dict(params)),
+        )
+        if arguments:
+            raise ValueError(f"{', '.join(arguments)}; the rule: ports of {operation.name}")
+        if operation.settle is not None:
+            operation.settle(call.params)
+    except ValueError as error:
+        raise GraphValidationError(f"{label}: {error}") from None
+    return call
 
 
 def capture(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -99,6 +132,8 @@ def _params(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
     parsers |= {attribute.name: attribute.kind for attribute in operation.attributes}
     params = {**operation.fixed, **operation.defaults}
     for name, value in arguments.items():
+        if name not in parsers:
+            raise ValueError(f"{name} is unknown; the rule: one of {', '.join(parsers) or 'none'}")
         kind = parsers[name]
         try:
             params[name] = kind.parse(value)

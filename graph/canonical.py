@@ -84,7 +84,7 @@ def _node(node: Node, index: dict[int, int]) -> dict[str, Any]:
         "type": node.type,
         "inputs": {port: index[id(tensor)] for port, tensor in node.inputs.items()},
         "outputs": {port: index[id(tensor)] for port, tensor in node.outputs.items()},
-        "params": {name: _plain(value) for name, value in given_params(node).items()},
+        "params": {name: plain(value) for name, value in given_params(node).items()},
         "compute_data_type": _type(node.compute_data_type),
     }
 
@@ -105,13 +105,13 @@ def _value(tensor: Tensor) -> Any:
         return None
     if tensor.data_type is data_type.BOOLEAN:
         return bool(tensor.value)
-    return _plain(float(tensor.value) if tensor.data_type.is_floating else int(tensor.value))
+    return plain(float(tensor.value) if tensor.data_type.is_floating else int(tensor.value))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Sequences are lists. JSON has no infinities and no NaN: they are the strings "inf", "-inf" and "nan"."""
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

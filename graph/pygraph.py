@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from cudnn_jax.graph import canonical, types
+from cudnn_jax.graph import canonical, draw, inspection, serial, types
 from cudnn_jax.graph._methods import Methods
 from cudnn_jax.graph.call import Call, capture
 from cudnn_jax.graph.errors import GraphFrozenError, GraphValidationError
@@ -160,16 +160,21 @@ class pygraph(Methods):
     def _add(self, operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Adds a node; returns its output, or the tuple of its outputs with None for those that do not exist."""
         self._open(f"{operation.name} cannot be added")
-        call = capture(operation, args, kwargs)
+        node = self._place(operation, capture(operation, args, kwargs))
+        made = tuple(node._outputs.get(output.name) for output in operation.outputs if not output.from_caller)
+        return made[0] if len(made) == 1 else made
+
+    def _place(self, operation: Operation, call: Call) -> Node:
         self._check_wiring(call)
         outputs: dict[str, Tensor] = {}
-        made: list[Tensor | None] = []
+        made: list[Tensor] = []
         for output in operation.outputs:
             tensor = call.given.get(output.name)
             if not output.from_caller:
-                exists = output.when is None or output.when(call.params, call.inputs)
+                if output.when is not None and not output.when(call.params, call.inputs):
+                    continue
                 name = f"{call.name}::{output.name}" if call.name else ""
-                tensor = Tensor(self, name, is_virtual=True) if exists else None
+                tensor = Tensor(self, name, is_virtual=True)
                 made.append(tensor)
             if tensor is not None:
                 outputs[output.name] = tensor
@@ -178,10 +183,14 @@ class pygraph(Methods):
         for tensor in outputs.values():
             tensor._producer = node
         for tensor in made:
-            if tensor is not None:
-                self._register(tensor)
+            self._register(tensor)
         self._nodes.append(node)
-        return made[0] if len(made) == 1 else tuple(made)
+        return node
+
+    def _restore(self, tensors: list[tuple[Tensor, int, bool]]) -> None:
+        """Gives tensors the order and the uids that they had in another process; the bool is whether of the user."""
+        self._tensors[:] = (tensor for tensor, _, _ in tensors)
+        self._uids.restore(tensors)
 
     def _check_wiring(self, call: Call) -> None:
         """Tensors are this graph's, and an output that the caller made is nobody else's yet."""
@@ -245,6 +254,31 @@ class pygraph(Methods):
 
     def __repr__(self) -> str:
         return graph_text(self)
+
+    def inspect(self) -> dict[str, Any]:
+        """Everything about the graph as plain dicts, lists, strings and numbers, by uid; open or frozen."""
+        return inspection.inspect(self)
+
+    def draw(self) -> str:
+        """The graph as a drawing of characters, from top to bottom: `o` a tensor, `*` where an operation takes one."""
+        return draw.rails(self)
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz' language."""
+        return draw.dot(self)
+
+    def to_json(self) -> str:
+        """The graph as JSON text, with names and uids: the same text in every process and on every Python."""
+        return serial.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The open graph that `to_json` wrote.
+
+        Raises:
+          GraphValidationError: the text is not `to_json`'s, or the graph breaks a rule; the message says where.
+        """
+        return serial.from_json(cls, text)
 
     # Life cycle
 

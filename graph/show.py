@@ -17,14 +17,15 @@ def _tag(tensor: Tensor) -> str:
     return f"%{tensor.name or tensor.uid}"
 
 
-def _typed(tensor: Tensor) -> str:
+def typed(tensor: Tensor) -> str:
+    """Name, type and dims of a tensor, or its number."""
     if tensor.is_pass_by_value:
         return f"{tensor.value}:{tensor.data_type.value}"
     return f"{_tag(tensor)}:{tensor.data_type.value}{list(tensor.dim)}"
 
 
 def tensor_line(tensor: Tensor) -> str:
-    words = [f"Tensor {_typed(tensor)} uid={tensor.uid} stride={list(tensor.stride)}"]
+    words = [f"Tensor {typed(tensor)} uid={tensor.uid} stride={list(tensor.stride)}"]
     words += ["virtual"] if tensor.is_virtual else []
     words += ["by value"] if tensor.is_pass_by_value else []
     words += [f"ragged by {_tag(tensor.ragged_offset)}"] if tensor.ragged_offset is not None else []
@@ -33,8 +34,8 @@ def tensor_line(tensor: Tensor) -> str:
 
 
 def node_line(node: Node) -> str:
-    made = ", ".join(f"{port}={_typed(tensor)}" for port, tensor in node.outputs.items())
-    taken = [f"{port}={_typed(t) if t.is_pass_by_value else _tag(t)}" for port, t in node.inputs.items()]
+    made = ", ".join(f"{port}={typed(tensor)}" for port, tensor in node.outputs.items())
+    taken = [f"{port}={typed(t) if t.is_pass_by_value else _tag(t)}" for port, t in node.inputs.items()]
     fixed = node.operation.fixed
     taken += [f"{name}={value!r}" for name, value in given_params(node).items() if name not in fixed]
     compute = node.compute_data_type
@@ -49,7 +50,7 @@ def graph_text(graph: pygraph) -> str:
     kinds = (graph.io_data_type, graph.intermediate_data_type, graph.compute_data_type)
     io, intermediate, compute = (kind.value for kind in kinds)
     lines = [f"pygraph {graph.name!r} ({state}; io {io}, intermediate {intermediate}, compute {compute})"]
-    lines += [f"  in   {_typed(tensor)}" for tensor in tensors if is_input(tensor)]
+    lines += [f"  in   {typed(tensor)}" for tensor in tensors if is_input(tensor)]
     lines += [f"  {node_line(node)}" for node in graph.nodes]
-    lines += [f"  out  {_typed(tensor)}" for tensor in tensors if is_output(tensor)]
+    lines += [f"  out  {typed(tensor)}" for tensor in tensors if is_output(tensor)]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,20 @@ class Uids:
 
     def __getitem__(self, uid: int) -> Tensor:
         return self._holders[uid]
+
+    def is_users(self, tensor: Tensor) -> bool:
+        """Whether the tensor's user asked for its uid."""
+        return tensor._uid in self._users
+
+    def restore(self, uids: Iterable[tuple[Tensor, int, bool]]) -> None:
+        """Gives every tensor the uid that it had in another process: (tensor, uid, whether it is the user's)."""
+        self._holders.clear()
+        self._users.clear()
+        users = set()
+        for tensor, uid, is_users in uids:
+            self.claim(tensor, uid)
+            users |= {tensor._uid} if is_users else set()
+        self._users = users
 
     def assign(self, tensor: Tensor) -> None:
         """Gives the tensor the next automatic uid."""
