@@ -116,6 +116,15 @@ POINTWISE = EngineFamily(
     backend_limits=(f"{_POINTWISE_ROOM}.backend_limits", "mismatch"),
 )
 
+GENERIC = EngineFamily(
+    name="generic",
+    anchors=frozenset(),
+    analyzer=("cudnn_jax.engines.generic.facts", "analyze"),
+    heuristics=("cudnn_jax.engines.ranking", "recommend"),
+    slots=(EngineSlot(ids.REFERENCE_SLOT, "xla", ("cudnn_jax.engines.generic.engines", "GenericReference")),),
+)
+"""Stands behind the backend where a graph has no family, and behind a family whose own reference declines."""
+
 FAMILIES: dict[str, EngineFamily] = {
     family.name: family
     for family in (
@@ -133,6 +142,7 @@ FAMILIES: dict[str, EngineFamily] = {
         _linear_attention("kda"),
         _linear_attention("gdn2"),
         POINTWISE,
+        GENERIC,
     )
 }
 

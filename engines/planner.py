@@ -58,7 +58,7 @@ class Planner:
         self.facts: Any = manifest.facts_of(graph, self.family)
         self.pinned: int | None = None
         self._judges: list[Judge] = []
-        self._engines: dict[int, BaseEngine] = {}
+        self._engines: dict[int, tuple[BaseEngine, Any]] = {}
         self._derived: Derived | None = None
         self._session: backend.BackendSession | None = None
         self._built: dict[int, tuple[PlanConfig, Artifact]] = {}
@@ -72,8 +72,9 @@ class Planner:
         offered = self._offered()
         self._session, proposed = self._proposed()
         ranked: Sequence[PlanConfig] = [*offered, *proposed]
-        if self.family and self.family.heuristics:
-            recommend = manifest.resolve(self.family.heuristics)
+        ranking = (self.family or manifest.GENERIC).heuristics
+        if ranking:
+            recommend = manifest.resolve(ranking)
             ranked = recommend(self.request.modes, self.facts, offered, proposed, self.target)
         return [plan for plan in dict.fromkeys(ranked) if _selected(plan, self.request.implementation)]
 
@@ -83,38 +84,48 @@ class Planner:
             self._session, _ = self._proposed(modes=())
             return [replace(wanted, engine=backend.NAME, kind=backend.NAME)]
         family, slot = manifest.engine_for_id(wanted.engine_id)
-        if family is not self.family:
+        if family not in (self.family, manifest.GENERIC):
             mine = self.family.name if self.family else "no family"
             raise GraphNotSupportedError(
                 f"engine id {wanted.engine_id} is {slot.name} of {family.name}, the graph is of {mine}"
             )
         engine = manifest.instantiate(family, slot)
-        offered = engine.configs(self.graph, self.facts, self.target)
+        facts = manifest.facts_of(self.graph, family)
+        offered = engine.configs(self.graph, facts, self.target)
         knobs = next((each for each in offered if dict(each) == dict(wanted.knobs)), None)
         if knobs is None:
             names = ", ".join(PlanConfig(engine.engine_id, each, engine=engine.name).name for each in offered)
             asked = replace(wanted, engine=engine.name).name
             raise GraphNotSupportedError(f"{asked} is no plan of {self.subject}, which has {names or 'none'}")
-        self._engines[engine.engine_id] = engine
+        self._engines[engine.engine_id] = engine, facts
         return [_plan_of(engine, knobs)]
 
     def _offered(self) -> list[PlanConfig]:
-        """One entry for each knob setting of each of the family's engines that accepts the graph."""
+        """One entry for each knob setting of each engine that accepts the graph.
+
+        The engines are the family's, and the generic reference where the family has no reference that does.
+        """
+        configs = self._offered_by(self.family) if self.family else []
+        if not any(plan.kind == "xla" for plan in configs):
+            configs += self._offered_by(manifest.GENERIC)
+        return configs
+
+    def _offered_by(self, family: manifest.EngineFamily) -> list[PlanConfig]:
         mode = next(iter(self.request.modes), None)
+        facts = manifest.facts_of(self.graph, family)
         configs: list[PlanConfig] = []
-        for slot in self.family.slots if self.family else ():
+        for slot in family.slots:
             if not slot.offered():
                 self._declined(slot.name, f"opt-in: set {slot.opt_in}=1")
                 continue
-            assert self.family is not None
-            engine = manifest.instantiate(self.family, slot)
+            engine = manifest.instantiate(family, slot)
             try:
-                for knobs in engine.configs(self.graph, self.facts, self.target):
+                for knobs in engine.configs(self.graph, facts, self.target):
                     configs.append(replace(_plan_of(engine, knobs), mode=mode))
             except DECLINES as error:
                 self._declined(engine.name, error)
                 continue
-            self._engines[engine.engine_id] = engine
+            self._engines[engine.engine_id] = engine, facts
         return configs
 
     def _proposed(self, modes: Sequence[str] | None = None) -> tuple[backend.BackendSession | None, list[PlanConfig]]:
@@ -219,9 +230,9 @@ class Planner:
                 raise GraphNotSupportedError(reason)
 
     def _build(self, config: PlanConfig) -> Artifact:
-        engine = self._engines.get(config.engine_id)
-        if engine is not None:
-            return engine.build_plan(self.graph, self.facts, config, self.target)
+        if config.engine_id in self._engines:
+            engine, facts = self._engines[config.engine_id]
+            return engine.build_plan(self.graph, facts, config, self.target)
         if self._session is None:
             raise GraphNotSupportedError("no engine of that id is offered")
         pinned = (

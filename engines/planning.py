@@ -329,7 +329,8 @@ def _restored(
     else:
         try:
             owner, slot = manifest.engine_for_id(stored.plan.engine_id)
-            artifact = manifest.instantiate(owner, slot).build_plan(graph, facts, stored.plan, target)
+            own = manifest.facts_of(graph, owner)
+            artifact = manifest.instantiate(owner, slot).build_plan(graph, own, stored.plan, target)
         except (ValueError, *DECLINES):
             return None
     name = family.name if family else None

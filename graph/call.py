@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -33,24 +33,32 @@ def restore(
     params: Mapping[str, Any],
 ) -> Call:
     """The call of a node with these ports, outputs of the caller and parameters, as `node` tells them."""
-    label = f"{operation.name} {name!r}" if name else operation.name
-    arguments: dict[str, Any] = {**ports, **given}
+    arguments: dict[str, Any] = {**ports, **given, **params}
     for port in operation.inputs:
         if port.many:
             numbered = [arguments.pop(each) for each in takewhile(ports.__contains__, port.names)]
             arguments |= {port.name: numbered} if numbered else {}
+    return _call(operation, name, compute_data_type, arguments, {})
+
+
+def _call(
+    operation: Operation,
+    name: str,
+    compute_data_type: Any,
+    arguments: dict[str, Any],
+    expand: Mapping[str, Callable[[Any], Mapping[str, Any]]],
+) -> Call:
+    label = f"{operation.name} {name!r}" if name else operation.name
     try:
-        call = Call(
-            label,
-            name,
-            data_type.of(compute_data_type),
-            *_ports(operation, arguments),
-            _params(operation, dict(params)),
-        )
-        if arguments:
-            raise ValueError(f"{', '.join(arguments)}; the rule: ports of {operation.name}")
+        compute = data_type.of(compute_data_type)
+        for keyword, apart in expand.items():
+            if keyword in arguments:
+                arguments |= {k: v for k, v in apart(arguments.pop(keyword)).items() if v is not None}
+        call = Call(label, name, compute, *_ports(operation, arguments), _params(operation, arguments))
         if operation.settle is not None:
             operation.settle(call.params)
+    except GraphNotSupportedError:
+        raise
     except ValueError as error:
         raise GraphValidationError(f"{label}: {error}") from None
     return call
@@ -60,20 +68,7 @@ def capture(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, An
     """The call, or a GraphValidationError that names the keyword."""
     arguments = _bind(operation, args, kwargs)
     name = arguments.pop("name", None) or ""
-    label = f"{operation.name} {name!r}" if name else operation.name
-    try:
-        compute = data_type.of(arguments.pop("compute_data_type", None))
-        for keyword, expand in operation.expand.items():
-            if keyword in arguments:
-                arguments |= {k: v for k, v in expand(arguments.pop(keyword)).items() if v is not None}
-        call = Call(label, name, compute, *_ports(operation, arguments), _params(operation, arguments))
-        if operation.settle is not None:
-            operation.settle(call.params)
-    except GraphNotSupportedError:
-        raise
-    except ValueError as error:
-        raise GraphValidationError(f"{label}: {error}") from None
-    return call
+    return _call(operation, name, arguments.pop("compute_data_type", None), arguments, operation.expand)
 
 
 def _bind(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class PointwiseReference(BaseEngine):
         reasons = [f"cannot express {', '.join(facts.unexplained)}"] if facts.unexplained else []
         reasons += [f"dtype {dtype.value}, not served" for dtype in facts.dtypes if dtype in _UNSERVED]
         typed = [pair for pair in zip(graph.nodes, facts.compute_types, strict=True) if pair[0].type == "POINTWISE"]
-        reasons += [reason for node, compute in typed if (reason := _domain(node, compute))]
+        reasons += [reason for node, compute in typed if (reason := domain(node, compute))]
         if reasons:
             raise GraphNotSupportedError("; ".join(dict.fromkeys(reasons)))
         return [()]
@@ -40,7 +40,7 @@ class PointwiseReference(BaseEngine):
         return Inline(reference.evaluator(graph, facts))
 
 
-def _domain(node: Node, compute: data_type) -> str | None:
+def domain(node: Node, compute: data_type) -> str | None:
     """Why a node cannot compute in its type, or None."""
     mode = node.params["mode"]
     if compute in _STORED:

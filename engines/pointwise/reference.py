@@ -2,7 +2,7 @@
 
 A node reads its inputs in its compute type, and writes its result in its output's data type, virtual or not. Where a
 conversion meets values that the new type does not have, floating numbers become the nearest integer, halves to even;
-integers and the 8-bit floating types saturate; NaN becomes 0 in an integer; and all but 0 is true.
+integers and the floating types of 8 bits and less saturate; NaN becomes 0 in an integer; and all but 0 is true.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 if TYPE_CHECKING:
     from cudnn_jax.engines.pointwise.facts import PointwiseFacts
 
-_LARGEST = {data_type.FP8_E4M3: 448.0, data_type.FP8_E5M2: 57344.0}
+_LARGEST = {data_type.FP8_E4M3: 448.0, data_type.FP8_E5M2: 57344.0, data_type.FP4_E2M1: 6.0}
 _CONDITIONS = {"binary_select": "mask"}
 """Mode -> its port that chooses, which is read as true or false and not in the compute type."""
 
@@ -38,27 +38,32 @@ def evaluator(graph: pygraph, facts: PointwiseFacts) -> Callable[..., tuple[Any,
         known = {id(tensor): jnp.asarray(array) for tensor, array in zip(inputs, arrays, strict=True)}
         for node, compute in zip(graph.nodes, facts.compute_types, strict=True):
             (output,) = node.outputs.values()
-            known[id(output)] = _evaluate(node, compute, output, known)
+            given = {port: read(tensor, known) for port, tensor in node.inputs.items()}
+            made = convert(pointwise_node(node, compute, given), output.data_type)
+            known[id(output)] = jnp.broadcast_to(made, output.dim)
         return tuple(known[id(tensor)] for tensor in outputs)
 
     return run
 
 
-def _evaluate(node: Node, compute: data_type, output: Tensor, known: dict[int, jax.Array]) -> jax.Array:
+def pointwise_node(node: Node, compute: data_type, given: dict[str, jax.Array]) -> jax.Array:
+    """What a node makes of the arrays at its ports, in no particular type."""
     mode = node.params["mode"]
-    given = []
-    for port, tensor in node.inputs.items():
-        kind = data_type.BOOLEAN if port == _CONDITIONS.get(mode) else compute
-        given.append(convert(_read(tensor, known), kind))
-    made = FUNCTIONS[mode](node.params, *given)
-    return jnp.broadcast_to(convert(made, output.data_type), output.dim)
+    kinds = {port: data_type.BOOLEAN if port == _CONDITIONS.get(mode) else compute for port in given}
+    return FUNCTIONS[mode](node.params, *(convert(array, kinds[port]) for port, array in given.items()))
 
 
-def _read(tensor: Tensor, known: dict[int, jax.Array]) -> jax.Array:
+def read(tensor: Tensor, known: dict[int, jax.Array]) -> jax.Array:
+    """The array of a tensor, or its number as one."""
     if tensor.is_pass_by_value:
         # A number has the rank that its neighbours have.
         return jnp.asarray(tensor.value, tensor.data_type.value)
     return known[id(tensor)]
+
+
+def largest(kind: data_type) -> float:
+    """The largest number of a type that conversions saturate at."""
+    return _LARGEST[kind]
 
 
 def convert(array: jax.Array, kind: data_type) -> jax.Array:
@@ -75,7 +80,6 @@ def convert(array: jax.Array, kind: data_type) -> jax.Array:
         wanted, held = kind.integers, data_type.of(array.dtype).integers
         return jnp.clip(array, max(wanted[0], held[0]), min(wanted[-1], held[-1])).astype(dtype)
     if kind in _LARGEST:
-        largest = _LARGEST[kind]
         wide = array if floating else array.astype(jnp.float32)
-        return jnp.clip(wide, -largest, largest).astype(dtype)
+        return jnp.clip(wide, -largest(kind), largest(kind)).astype(dtype)
     return array.astype(dtype)

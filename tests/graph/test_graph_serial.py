@@ -123,7 +123,7 @@ def changed(change: Any) -> str:
         (changed(lambda form: form["nodes"][0]["inputs"].pop("weight")), r"nodes\[0\]: conv_fprop: weight is missing"),
         (
             changed(lambda form: form["nodes"][0]["inputs"].update(more=1)),
-            r"nodes\[0\]: conv_fprop: more; the rule: ports",
+            r"nodes\[0\]: conv_fprop: more is unknown; the rule: one of",
         ),
         (changed(lambda form: form["nodes"][0]["inputs"].update(weight=99)), r"nodes\[0\]: KeyError: 99"),
         (

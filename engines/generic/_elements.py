@@ -1,0 +1,97 @@
+"""Pointwise nodes, nodes that move elements, rotation, and block scales."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from cudnn_jax.engines.generic._step import Made, Step
+from cudnn_jax.engines.pointwise.reference import largest, pointwise_node
+from cudnn_jax.graph import data_type
+from cudnn_jax.graph.block_scale import blocks_of, quantised_axis
+from cudnn_jax.graph.rope import rotated
+from cudnn_jax.graph.shape_ops import bounds
+
+Array = jax.Array
+
+
+def pointwise(step: Step) -> Made:
+    return {"OUT_0": pointwise_node(step.node, step.compute, step.given)}
+
+
+def reshape(step: Step) -> Made:
+    return {"OUT_0": step.given["input"].reshape(step.node.outputs["OUT_0"].dim)}
+
+
+def slice_(step: Step) -> Made:
+    return {"OUT_0": step.given["input"][tuple(slice(*each) for each in bounds(step.node))]}
+
+
+def transpose(step: Step) -> Made:
+    return {"OUT_0": step.given["input"].transpose(step.node.params["permutation"])}
+
+
+def concatenate(step: Step) -> Made:
+    return {"OUT_0": jnp.concatenate(list(step.given.values()), axis=step.node.params["axis"])}
+
+
+def rope(step: Step) -> Made:
+    x = step.wide("input")
+    half = rotated(step.node) // 2
+    sines = jnp.sin(step.wide("freqs"))
+    return {"OUT_0": _rotate(step, x, sines[..., :half], sines[..., half:])}
+
+
+def rope_backward(step: Step) -> Made:
+    x = step.wide("dY")
+    half = rotated(step.node) // 2
+    sines = -jnp.sin(step.wide("freqs"))
+    return {"OUT_0": _rotate(step, x, sines[..., half:], sines[..., :half])}
+
+
+def _rotate(step: Step, x: Array, low_sine: Array, high_sine: Array) -> Array:
+    width = rotated(step.node)
+    half = width // 2
+    rest, low, high = jnp.split(x, [x.shape[-1] - width, x.shape[-1] - half], axis=-1)
+    cosines = jnp.cos(step.wide("freqs"))
+    turned = [low * cosines[..., :half] - high * low_sine, high * cosines[..., half:] + low * high_sine]
+    return jnp.concatenate([rest, *turned], axis=-1) * step.node.params["output_scale"]
+
+
+def _spread(scales: Array, blocks: tuple[int, ...], dim: tuple[int, ...]) -> Array:
+    """Each scale for all of its block."""
+    for axis, block in enumerate(blocks):
+        scales = jnp.repeat(scales, block, axis=axis) if block > 1 else scales
+    return scales[tuple(slice(size) for size in dim)]
+
+
+def dequantize(step: Step) -> Made:
+    x = step.wide("input")
+    return {"OUT_0": x * _spread(step.wide("descale"), blocks_of(step.node), x.shape)}
+
+
+def quantize(step: Step) -> Made:
+    x, axis, block = step.wide("input"), quantised_axis(step.node), step.node.params["block_size"]
+    y, scale = (step.node.outputs[port] for port in ("Y", "scale"))
+    padding = [(0, scale.dim[at] * block - size if at == axis else 0) for at, size in enumerate(x.shape)]
+    cut = jnp.pad(jnp.abs(x), padding).reshape(*x.shape[:axis], scale.dim[axis], block, *x.shape[axis + 1 :])
+    scales = _rounded_up(jnp.max(cut, axis=axis + 1) / largest(y.data_type), scale.data_type)
+    blocks = tuple(block if at == axis else 1 for at in range(x.ndim))
+    spread = _spread(scales.astype(x.dtype), blocks, x.shape)
+    return {"Y": jnp.where(spread == 0, 0, x / spread), "scale": scales}
+
+
+def _rounded_up(x: Array, kind: data_type) -> Array:
+    """The least number of the type that is not below x."""
+    if kind is data_type.FLOAT:
+        return x.astype(jnp.float32)
+    if kind is data_type.FP8_E8M0:
+        # 2 ** (exponent - 1) <= x < 2 ** exponent, of which the lower is x itself only where the fraction is 1/2.
+        fraction, exponent = jnp.frexp(x)
+        power = jnp.clip(jnp.where(fraction == 0.5, exponent - 1, exponent), -127, 127)
+        return jnp.ldexp(jnp.ones_like(x), jnp.where(x == 0, -127, power)).astype(kind.value)
+    near = jnp.minimum(x, largest(kind)).astype(kind.value)
+    bits = jax.lax.bitcast_convert_type(near, jnp.uint8)
+    return jax.lax.bitcast_convert_type(
+        bits + (near.astype(x.dtype) < x) * (near.astype(x.dtype) < largest(kind)), near.dtype
+    )

@@ -1,0 +1,54 @@
+"""A node as a graph of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from cudnn_jax.graph.call import Call
+from cudnn_jax.graph.pygraph import pygraph
+
+if TYPE_CHECKING:
+    from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.tensor import Tensor
+
+
+class Alone(NamedTuple):
+    """A frozen graph that holds a copy of one node, and the tensors of that node for its inputs and outputs."""
+
+    graph: pygraph
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def alone(node: Node) -> Alone:
+    """The graph of one node, whose inputs and outputs are all the caller's, in the types that they have."""
+    owner = node._graph
+    graph = pygraph(
+        io_data_type=owner.io_data_type,
+        intermediate_data_type=owner.intermediate_data_type,
+        compute_data_type=owner.compute_data_type,
+    )
+    copies: dict[int, Tensor] = {}
+    origin: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            made = graph.tensor(tensor.dim, tensor.stride, tensor.data_type, value=tensor.value)
+            copies[id(tensor)] = made
+            origin[id(made)] = tensor
+            if tensor.ragged_offset is not None:
+                made.ragged_offset = copy(tensor.ragged_offset)
+        return copies[id(tensor)]
+
+    inputs = {port: copy(tensor) for port, tensor in node.inputs.items()}
+    own = {output.name for output in node.operation.outputs if output.from_caller}
+    given = {port: copy(tensor) for port, tensor in node.outputs.items() if port in own}
+    call = Call(node.label, "", node.compute_data_type, inputs, given, dict(node.params))
+    made = graph._place(node.operation, call)
+    for port, tensor in node.outputs.items():
+        made.outputs[port].set_output(True).set_data_type(tensor.data_type)
+        if port not in own:
+            made.outputs[port].set_dim(tensor.dim)
+            origin[id(made.outputs[port])] = tensor
+    graph.freeze()
+    return Alone(graph, *(tuple(origin[id(each)] for each in side) for side in (graph.inputs, graph.outputs)))
