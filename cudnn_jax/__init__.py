@@ -22,7 +22,7 @@ _EXPORTS = {
     "gated_delta_net_v2": "cudnn_jax.ops.gdn2",
     "gdn2_step": "cudnn_jax.ops.gdn2",
     "call": "cudnn_jax.ops.call",
-    "pygraph": "cudnn_jax.engines.planning",
+    "pygraph": "cudnn_jax._graph",
     "explain": "cudnn_jax._explain",
     "Explanation": "cudnn_jax._explain",
     "autotune": "cudnn_jax._autotune",
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from cudnn_jax._eager import set_stream as set_stream
     from cudnn_jax._explain import Explanation as Explanation
     from cudnn_jax._explain import explain as explain
+    from cudnn_jax._graph import pygraph as pygraph
     from cudnn_jax.engines.notes import behavior_note as behavior_note
     from cudnn_jax.engines.notes import numerical_note as numerical_note
-    from cudnn_jax.engines.planning import pygraph as pygraph
     from cudnn_jax.engines.versions import versions as versions
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
     from cudnn_jax.graph import data_type as data_type

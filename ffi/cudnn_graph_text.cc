@@ -38,13 +38,17 @@ std::string optional_text(const Json& map, const char* name, const std::string& 
   return member(map, name, field).is_null() ? std::string() : text(map, name, field);
 }
 
-std::vector<int64_t> integers(const Json& map, const char* name, const std::string& field) {
-  std::vector<int64_t> values;
-  for (const Json& value : list(map, name, field)) {
-    if (!value.is_number_integer()) refuse(field + "." + name, "expected a list of integers");
-    values.push_back(value.get<int64_t>());
+std::vector<int64_t> integers(const Json& values, const std::string& field) {
+  std::vector<int64_t> read;
+  for (const Json& value : values) {
+    if (!value.is_number_integer()) refuse(field, "expected a list of integers");
+    read.push_back(value.get<int64_t>());
   }
-  return values;
+  return read;
+}
+
+std::vector<int64_t> integers(const Json& map, const char* name, const std::string& field) {
+  return integers(list(map, name, field), field + "." + name);
 }
 
 size_t index(const Json& value, size_t tensors, const std::string& field) {
@@ -76,9 +80,10 @@ GraphTensor parse_tensor(const Json& value, size_t tensors, const std::string& f
   tensor.is_virtual = is_virtual.get<bool>();
   tensor.value = scalar(member(value, "value", field), field + ".value");
   const std::string layout = text(value, "layout", field);
-  if (layout != "user" && layout != "inferred")
-    refuse(field + ".layout", "expected \"user\" or \"inferred\"");
-  tensor.layout_is_user = layout == "user";
+  if (layout != "user" && layout != "dims" && layout != "inferred")
+    refuse(field + ".layout", "expected \"user\", \"dims\" or \"inferred\"");
+  tensor.stride_is_user = layout == "user";
+  tensor.dim_is_user = layout != "inferred";
   const Json& ragged = member(value, "ragged_offset", field);
   if (!ragged.is_null()) tensor.ragged_offset = index(ragged, tensors, field + ".ragged_offset");
   return tensor;
@@ -96,7 +101,13 @@ GraphParam parse_param(const Json& value, const std::string& field) {
   if (value.is_number_integer()) return value.get<int64_t>();
   if (value.is_number_float()) return value.get<double>();
   if (value.is_string()) return value.get<std::string>();
-  refuse(field, "expected true, false, a number or text");
+  if (value.is_array() && !value.empty() && value.front().is_array()) {
+    std::vector<GraphList> lists;
+    for (const Json& inner : value) lists.push_back(integers(inner, field));
+    return lists;
+  }
+  if (value.is_array()) return integers(value, field);
+  refuse(field, "expected true, false, a number, text or a list");
 }
 
 GraphNode parse_node(const Json& value, size_t tensors, const std::string& field) {

@@ -17,11 +17,13 @@ struct GraphTensor {
   std::string data_type;  // numpy name
   bool is_virtual = false;
   std::optional<double> value;  // a scalar passed by value
-  bool layout_is_user = false;  // dim and stride were set, not inferred
+  bool dim_is_user = false;     // set, not inferred
+  bool stride_is_user = false;
   std::optional<size_t> ragged_offset;
 };
 
-using GraphParam = std::variant<bool, int64_t, double, std::string>;
+using GraphList = std::vector<int64_t>;
+using GraphParam = std::variant<bool, int64_t, double, std::string, GraphList, std::vector<GraphList>>;
 
 struct GraphNode {
   std::string type;

@@ -80,7 +80,8 @@ class Tensors {
     const GraphTensor& wanted = text_.tensors[index];
     tensor->set_uid(uid_of(index)).set_name(name(index)).set_data_type(buffer_type(wanted));
     tensor->set_is_virtual(wanted.is_virtual);
-    if (wanted.layout_is_user || !wanted.is_virtual) tensor->set_dim(wanted.dim).set_stride(wanted.stride);
+    if (wanted.dim_is_user || !wanted.is_virtual) tensor->set_dim(wanted.dim);
+    if (wanted.stride_is_user || !wanted.is_virtual) tensor->set_stride(wanted.stride);
     if (wanted.ragged_offset) tensor->set_ragged_offset(get(*wanted.ragged_offset));
     made_[index] = tensor;
   }

@@ -74,9 +74,16 @@ def _tensor(tensor: Tensor, index: dict[int, int]) -> dict[str, Any]:
         "data_type": tensor.data_type.value,
         "virtual": tensor.is_virtual,
         "value": _value(tensor),
-        "layout": "user" if tensor.layout_is_user else "inferred",
+        "layout": _layout(tensor),
         "ragged_offset": None if tensor.ragged_offset is None else index[id(tensor.ragged_offset)],
     }
+
+
+def _layout(tensor: Tensor) -> str:
+    """What of dims and strides the user settled: "user" both, "dims" those alone, of an output; else "inferred"."""
+    if tensor._stride is None and tensor._inferred_dim:
+        return "inferred" if tensor._dim is None else "dims"
+    return "user"
 
 
 def _node(node: Node, index: dict[int, int]) -> dict[str, Any]:

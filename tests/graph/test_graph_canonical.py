@@ -234,3 +234,14 @@ def test_the_backward_in_canonical_order() -> None:
     (node,) = graph.canonical()["nodes"]
     assert node["outputs"] == {"dQ": 8, "dK": 9, "dV": 10, "dBias": 11}
     assert graph.canonical()["tensors"][11]["layout"] == "user"
+
+
+def test_dims_alone_can_be_the_users() -> None:
+    """Of an output, the strides stay open to the backend then."""
+    graph = pygraph(io_data_type="float32")
+    x = graph.tensor((2, 3))
+    y = graph.exp(graph.reduction(x, mode="ADD").set_dim((2, 1))).set_output(True)
+    layouts = [tensor["layout"] for tensor in graph.canonical()["tensors"]]
+    assert layouts == ["user", "dims", "inferred"]
+    y.set_stride(y.stride)
+    assert graph.canonical()["tensors"][2]["layout"] == "user"

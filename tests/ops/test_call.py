@@ -130,3 +130,26 @@ def test_a_graph_without_inputs_is_refused() -> None:
     graph.exp(graph.scalar(1.0)).set_output(True)
     with pytest.raises(ValueError, match="graph has no inputs; the rule: at least one"):
         cudnn_jax.call(graph)
+
+
+def test_a_graph_is_a_function_of_jax_arrays(rng: np.random.Generator) -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    x, w = graph.tensor((2, 3), name="x"), graph.tensor((3, 4), name="w")
+    graph.reduction(graph.matmul(x, w), mode="MAX").set_dim((2, 1)).set_output(True)
+    fn = graph.as_jax()
+    assert graph.frozen
+    arrays = [jnp.asarray(rng.standard_normal(tensor.dim), jnp.float32) for tensor in (x, w)]
+    (made,) = jax.jit(fn)(*arrays)
+    expected = np.max(np.asarray(arrays[0], np.float64) @ np.asarray(arrays[1], np.float64), 1, keepdims=True)
+    np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="1 arrays came; the rule: one for each of 2 inputs: x float32"):
+        fn(arrays[0])
+    with pytest.raises(NotImplementedError, match="has no vmap rule"):
+        jax.vmap(fn, in_axes=(0, None))(arrays[0][None], arrays[1])
+
+
+def test_a_function_of_a_graph_runs_what_it_names() -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    graph.neg(graph.tensor((2,))).set_output(True)
+    with pytest.raises(cudnn_jax.GraphNotSupportedError, match="implementation='cutile' cannot serve"):
+        graph.as_jax("cutile")(jnp.zeros(2))
