@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
-from cudnn_jax.graph.layout import Dims
+from cudnn_jax.graph.layout import Dims, row_major
 from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
 from cudnn_jax.graph.shapes import ordered_as, refuse, set_by_caller
 from cudnn_jax.graph.types import data_type
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def _same_elements(node: Node, dim: Dims) -> None:
-    full = node.inputs["input"].dim
+    x, full = node.inputs["input"], node.inputs["input"].dim
+    moving = [axis for axis, size in enumerate(full) if size != 1]
+    if node.params["reshape_mode"] == "VIEW_ONLY" and any(x.stride[at] != row_major(full)[at] for at in moving):
+        refuse(node, "input", f"has dim {full} and stride {x.stride}", "row-major, or reshape_mode LOGICAL")
     if prod(dim) != prod(full):
         refuse(node, "OUT_0", f"has dim {dim}", f"as many elements as the input {full}")
 

@@ -55,7 +55,8 @@ def _rotate(step: Step, x: Array, low_sine: Array, high_sine: Array) -> Array:
     rest, low, high = jnp.split(x, [x.shape[-1] - width, x.shape[-1] - half], axis=-1)
     cosines = jnp.cos(step.wide("freqs"))
     turned = [low * cosines[..., :half] - high * low_sine, high * cosines[..., half:] + low * high_sine]
-    return jnp.concatenate([rest, *turned], axis=-1) * step.node.params["output_scale"]
+    whole: Array = jnp.concatenate([rest, *turned], axis=-1)
+    return whole * jnp.asarray(step.node.params["output_scale"], whole.dtype)
 
 
 def _spread(scales: Array, blocks: tuple[int, ...], dim: tuple[int, ...]) -> Array:

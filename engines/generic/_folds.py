@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from cudnn_jax.engines.generic._step import Made, Step
+from cudnn_jax.graph import data_type
 from cudnn_jax.graph.normalised import normalised_axes, number_of
 
 Array = jax.Array
@@ -63,8 +64,8 @@ def _held(value: float, dtype: jnp.dtype) -> float | int:
     """A number, or for an infinity the integer that is as far as the type reaches."""
     if jnp.issubdtype(dtype, jnp.floating):
         return value
-    limits = jnp.iinfo(dtype)
-    return int(max(limits.min, min(limits.max, value)))
+    integers = data_type.of(dtype).integers
+    return int(max(integers[0], min(integers[-1], value)))
 
 
 def genstats(step: Step) -> Made:

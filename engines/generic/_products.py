@@ -35,8 +35,8 @@ def conv_wgrad(step: Step) -> Made:
 
 def _transposed(step: Step, output: str, forward: Callable[[Array], Array]) -> Array:
     """The gradient of what a linear function takes, from that of what it makes."""
-    taken = jax.ShapeDtypeStruct(step.node.outputs[output].dim, step.compute.value)
-    (made,) = jax.linear_transpose(forward, taken)(step.wide("loss"))
+    taken = jnp.zeros(step.node.outputs[output].dim, step.compute.value)
+    made: Array = jax.linear_transpose(forward, taken)(step.wide("loss"))[0]
     return made
 
 

@@ -85,12 +85,12 @@ class Delegate(NamedTuple):
 
 
 def delegate(node: Node) -> Delegate | None:
-    """Who runs a node whose type names a family; None for other nodes."""
-    family = next((family for family in manifest.FAMILIES.values() if node.type in family.anchors), None)
-    if family is None:
-        return None
-    slot = next(slot for slot in family.slots if slot.slot == ids.REFERENCE_SLOT)
-    return Delegate(manifest.instantiate(family, slot), family, alone(node))
+    """Who runs a node whose type names a family with a reference; None for other nodes."""
+    for family in manifest.FAMILIES.values():
+        for slot in family.slots:
+            if node.type in family.anchors and slot.slot == ids.REFERENCE_SLOT:
+                return Delegate(manifest.instantiate(family, slot), family, alone(node))
+    return None
 
 
 def reason(node: Node, compute: data_type, target: Target) -> str | None:

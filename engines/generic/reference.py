@@ -6,7 +6,7 @@ data types, virtual or not, by the conversions of the pointwise reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +18,7 @@ from cudnn_jax.engines.generic import _elements, _folds, _products, limits
 from cudnn_jax.engines.generic._step import Made, Step
 from cudnn_jax.engines.pointwise.reference import convert, read
 from cudnn_jax.engines.target import Target
-from cudnn_jax.graph import Node, data_type, pygraph
+from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 
 if TYPE_CHECKING:
     from cudnn_jax.engines.generic.facts import GenericFacts
@@ -66,5 +66,5 @@ def _run(node: Node, compute: data_type, target: Target) -> Callable[[dict[str, 
     return lambda given: dict(zip(results, artifact.fn(*(given[port] for port in ports)), strict=True))
 
 
-def _port_of(ports: Any, tensor: Any) -> str:
+def _port_of(ports: Mapping[str, Tensor], tensor: Tensor) -> str:
     return next(port for port, wired in ports.items() if wired is tensor)

@@ -229,7 +229,7 @@ def test_equal_graphs_are_planned_once_in_a_process(monkeypatch: pytest.MonkeyPa
     assert BUILT == ["first", "first"]
 
 
-def test_a_graph_of_two_families_belongs_to_none() -> None:
+def test_a_graph_of_two_families_belongs_to_none_and_runs_node_by_node() -> None:
     graph = attention()
     assert manifest.family_for(graph).name == "sdpa_fwd"  # type: ignore[union-attr]
     q, k, v, o, d_out = (graph.tensor(dim=(2, 4, 16, 32)) for _ in range(5))
@@ -237,8 +237,21 @@ def test_a_graph_of_two_families_belongs_to_none() -> None:
     for gradient in graph.sdpa_backward(q, k, v, o, d_out, stats):
         gradient.set_output(True)
     assert manifest.family_for(graph) is None
-    with pytest.raises(GraphNotSupportedError, match="cudnn: platform cpu"):
-        planned(graph).build_plans()
+    config, _ = planned(graph).build_plans()
+    assert config.engine_id == ids.engine_id("generic", ids.REFERENCE_SLOT) == 21_999
+    assert reasons(graph)["cudnn"] == "platform cpu, serves cuda"
+
+
+def test_the_generic_reference_ranks_behind_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a graph has no family, and where the family's own reference cannot express it."""
+    plan = PlanConfig(4, engine="cudnn", kind="cudnn", mode="A")
+    monkeypatch.setattr(backend, "propose", lambda *_: (None, [plan], []))
+    monkeypatch.setattr(backend, "out_of_reach", lambda target: None)
+    shapes, folds = (pygraph(io_data_type=data_type.FLOAT) for _ in range(2))
+    shapes.transpose(shapes.tensor((2, 3)), (1, 0)).set_output(True)
+    folds.reduction(folds.tensor((2, 3, 4)), mode="ADD").set_dim((2, 1, 4)).set_output(True)
+    for graph in (shapes, folds):
+        assert [each.engine_id for each in planned(graph).plans] == [4, 21_999]
 
 
 def test_a_graph_with_pointwise_nodes_around_attention_is_still_attention() -> None:
@@ -249,6 +262,7 @@ def test_a_graph_with_pointwise_nodes_around_attention_is_still_attention() -> N
     assert manifest.family_for(graph).name == "sdpa_fwd"  # type: ignore[union-attr]
     graph.create_execution_plans(target=CPU)
     assert "cannot express" in reasons(graph)["xla"]
+    assert [plan.engine_id for plan in graph.plans] == [21_999]
 
 
 def test_engine_ids_decode_to_one_family_and_slot() -> None:

@@ -314,6 +314,17 @@ def test_dims_that_the_caller_sets_fit_the_inputs(graph, build, dim, message) ->
         graph.validate()
 
 
+def test_a_view_moves_nothing(graph) -> None:
+    turned = graph.transpose(graph.tensor((2, 3)), (1, 0))
+    graph.reshape(turned, reshape_mode="LOGICAL").set_output(True).set_dim((6,))
+    graph.validate()
+    graph.reshape(turned).set_output(True).set_dim((6,))
+    with pytest.raises(
+        GraphValidationError, match=r"input has dim \(3, 2\) and stride \(1, 3\); the rule: row-major, or"
+    ):
+        graph.validate()
+
+
 def test_what_follows_a_reduction_follows_its_dims(graph) -> None:
     out = graph.reduction(graph.tensor((2, 3)), mode="ADD").set_dim((2, 1))
     follower = graph.exp(out).set_output(True)

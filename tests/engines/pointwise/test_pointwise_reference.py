@@ -210,12 +210,17 @@ def test_what_the_reference_declines_is_said_in_one_line() -> None:
     graph = pygraph(io_data_type="bool", compute_data_type="bool")
     graph.add(graph.tensor((4,)), graph.tensor((4,))).set_output(True)
     assert "xla: add with compute type bool, needs a number type" in declined(graph)
-    graph = pygraph(io_data_type="float4_e2m1fn")
-    graph.neg(graph.tensor((4,))).set_output(True)
-    assert "xla: dtype float4_e2m1fn, not served" in declined(graph)
     graph = pygraph(io_data_type="float32", compute_data_type="float8_e5m2")
     graph.neg(graph.tensor((4,))).set_output(True)
     assert "only stores numbers" in declined(graph)
+
+
+def test_4_bit_types_are_left_to_the_generic_reference() -> None:
+    graph = pygraph(io_data_type="float4_e2m1fn")
+    graph.neg(graph.tensor((4,))).set_output(True)
+    graph.create_execution_plans(target=CPU)
+    assert [plan.engine_id for plan in graph.plans] == [21_999]
+    assert "dtype float4_e2m1fn, not served" in {decline.reason for decline in graph.declines}
 
 
 def test_64_bit_types_need_jaxs_64_bit_mode() -> None:

@@ -1,0 +1,205 @@
+"""A small graph of each operation of the structured table, in types and layouts that cuDNN favours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cudnn_jax import pygraph
+from cudnn_jax.graph import Tensor, data_type
+
+IMAGE, FILTER = (4, 32, 16, 16), (64, 32, 3, 3)
+WINDOW = {"padding": (1, 1), "stride": (2, 2)}
+FLOAT = {"data_type": "float32"}
+INT32 = {"data_type": "int32"}
+NORM = {"epsilon": 1e-3, "norm_forward_phase": "TRAINING"}
+
+
+def last(dim: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides with the channels fastest."""
+    _, c, *spatial = dim
+    stride = [c * int(np.prod(spatial[at + 1 :])) for at in range(len(spatial))]
+    return (c * int(np.prod(spatial)), 1, *stride)
+
+
+def _image(graph: pygraph, dim: tuple[int, ...] = IMAGE, **more: Any) -> Tensor:
+    return graph.tensor(dim, last(dim), **more)
+
+
+def _channels(graph: pygraph, count: int, dim: tuple[int, ...] = (1, 32, 1, 1)) -> list[Tensor]:
+    return [graph.tensor(dim, **FLOAT) for _ in range(count)]
+
+
+ROWS = (64, 128, 1, 1)
+FOLDED = ("DScale", "DBias", "SUM", "SQ_SUM")
+"""Outputs that are sums over many elements: float32, as the weights are."""
+
+
+def _norm(name: str) -> Callable[[pygraph], Any]:
+    """A norm of rows of 128."""
+
+    def build(graph: pygraph) -> Any:
+        return getattr(graph, name)(_image(graph, ROWS), *_channels(graph, 2, (1, 128, 1, 1)), **NORM)
+
+    return build
+
+
+def _norm_backward(name: str, statistics: int) -> Callable[[pygraph], Any]:
+    def build(graph: pygraph) -> Any:
+        kept = _channels(graph, statistics, (64, 1, 1, 1))
+        return getattr(graph, name)(
+            _image(graph, ROWS), _image(graph, ROWS), *_channels(graph, 1, (1, 128, 1, 1)), *kept
+        )
+
+    return build
+
+
+def _adaptive(graph: pygraph) -> Any:
+    x = graph.tensor((4, 16, 128, 1))
+    return graph.adalayernorm(x, *_channels(graph, 2, (4, 1, 128, 1)), **NORM)
+
+
+def _adaptive_backward(graph: pygraph) -> Any:
+    grad, x = graph.tensor((4, 16, 128, 1)), graph.tensor((4, 16, 128, 1))
+    return graph.adalayernorm_backward(
+        grad, x, *_channels(graph, 1, (4, 1, 128, 1)), *_channels(graph, 2, (4, 16, 1, 1))
+    )
+
+
+def _of_channels(name: str, statistics: tuple[int, ...]) -> Callable[[pygraph], Any]:
+    def build(graph: pygraph) -> Any:
+        kept = _channels(graph, 2, statistics)
+        return getattr(graph, name)(_image(graph), _image(graph), *_channels(graph, 1), *kept)
+
+    return build
+
+
+def _batch(graph: pygraph) -> Any:
+    running = dict(zip(("in_running_mean", "in_running_var"), _channels(graph, 2), strict=True))
+    return graph.batchnorm(_image(graph), *_channels(graph, 2), **running, epsilon=1e-3, momentum=0.25)
+
+
+def _reduction(graph: pygraph) -> Any:
+    x = _image(graph, **FLOAT)
+    return graph.reduction(x, mode="ADD").set_dim((1, 32, 1, 1)).set_data_type("float32")
+
+
+def _product(graph: pygraph) -> Tensor:
+    return graph.matmul(graph.tensor((2, 64, 128)), graph.tensor((2, 128, 64)))
+
+
+def _grouped(mode: str, *ports: str, **options: Any) -> Callable[[pygraph], Any]:
+    def build(graph: pygraph) -> Any:
+        token = graph.tensor((1, 32 if mode == "GATHER" else 64, 128))
+        weight = graph.tensor((4, 128, 64), (128 * 64, 1, 128))
+        offset = graph.tensor((4, 1, 1), name="offset", **INT32)
+        routed = {port: graph.tensor((1, 64, 1), name=port, **INT32) for port in ports}
+        return graph.moe_grouped_matmul(token, weight, offset, **routed, mode=mode, **options)
+
+    return build
+
+
+def _grouped_backward(graph: pygraph) -> Any:
+    loss, token = graph.tensor((1, 64, 64)), graph.tensor((1, 64, 128))
+    return graph.moe_grouped_matmul_bwd(loss, token, graph.tensor((4, 1, 1), name="offset", **INT32))
+
+
+def _quantize(graph: pygraph) -> Any:
+    y, scale = graph.block_scale_quantize(graph.tensor((1, 128, 128)), block_size=32)
+    return y.set_data_type("float8_e4m3fn"), scale.set_data_type("float8_e8m0fnu")
+
+
+def _dequantize(graph: pygraph) -> Any:
+    """The backend wants what it dequantises to stay inside."""
+    sides = (((1, 128, 128), (1, 128, 4)), ((1, 128, 64), (1, 4, 64)))
+    parts = [
+        graph.block_scale_dequantize(
+            graph.tensor(dim, data_type="float8_e4m3fn"),
+            graph.tensor(scales, data_type="float8_e8m0fnu"),
+            block_size=32,
+        )
+        for dim, scales in sides
+    ]
+    return graph.matmul(*parts)
+
+
+GRAPHS: dict[str, Callable[[pygraph], Any]] = {
+    "matmul": _product,
+    "rmsnorm": lambda graph: graph.rmsnorm(_image(graph, ROWS), *_channels(graph, 1, (1, 128, 1, 1)), **NORM),
+    "rmsnorm_backward": _norm_backward("rmsnorm_backward", 1),
+    "layernorm": _norm("layernorm"),
+    "layernorm_backward": _norm_backward("layernorm_backward", 2),
+    "adalayernorm": _adaptive,
+    "adalayernorm_backward": _adaptive_backward,
+    "instancenorm": lambda graph: graph.instancenorm(_image(graph), *_channels(graph, 2), **NORM),
+    "instancenorm_backward": _of_channels("instancenorm_backward", (4, 32, 1, 1)),
+    "batchnorm": _batch,
+    "batchnorm_inference": lambda graph: graph.batchnorm_inference(_image(graph), *_channels(graph, 4)),
+    "batchnorm_backward": _of_channels("batchnorm_backward", (1, 32, 1, 1)),
+    "genstats": lambda graph: graph.genstats(_image(graph)),
+    "reduction": _reduction,
+    "reduction of a product": lambda graph: (
+        graph.reduction(_product(graph), mode="MAX").set_dim((2, 64, 1)).set_data_type("float32")
+    ),
+    "block_scale_dequantize": _dequantize,
+    "block_scale_quantize": _quantize,
+    "moe_grouped_matmul": _grouped("NONE"),
+    "moe_grouped_matmul gather": _grouped("GATHER", "token_index"),
+    "moe_grouped_matmul scatter": _grouped("SCATTER", "token_index", "token_ks", top_k=2),
+    "moe_grouped_matmul_bwd": _grouped_backward,
+    "conv_fprop": lambda graph: graph.conv_fprop(_image(graph), _image(graph, FILTER), **WINDOW),
+    "conv_dgrad": lambda graph: graph.conv_dgrad(_image(graph, (4, 64, 8, 8)), _image(graph, FILTER), **WINDOW).set_dim(
+        IMAGE
+    ),
+    "conv_wgrad": lambda graph: graph.conv_wgrad(_image(graph), _image(graph, (4, 64, 8, 8)), **WINDOW).set_dim(FILTER),
+    "reshape": lambda graph: graph.reshape(graph.tensor((4, 64))).set_dim((8, 32)),
+    "slice": lambda graph: graph.slice(graph.tensor((8, 64)), [(0, 4), (16, 48)]),
+    "slice for a product": lambda graph: graph.matmul(
+        graph.slice(graph.tensor((2, 64, 64)), [(0, 2), (0, 32)]), graph.tensor((2, 64, 64))
+    ),
+    "transpose": lambda graph: graph.transpose(graph.tensor((4, 8, 64)), (1, 0, 2)),
+    "concatenate": lambda graph: graph.concatenate([graph.tensor((4, 64)), graph.tensor((8, 64))], 0),
+    "rope": lambda graph: graph.rope(graph.tensor((2, 4, 64, 128)), graph.tensor((1, 1, 64, 128), **FLOAT)),
+    "rope_backward": lambda graph: graph.rope_backward(
+        graph.tensor((2, 4, 64, 128)), graph.tensor((1, 1, 64, 128), **FLOAT)
+    ),
+}
+
+
+def graph_of(name: str) -> pygraph:
+    """The frozen graph of a name of `GRAPHS`, whose outputs are all the caller's."""
+    graph = pygraph(name, io_data_type="bfloat16")
+    made = GRAPHS[name](graph)
+    for tensor in made if isinstance(made, tuple) else (made,):
+        if tensor is not None:
+            tensor.set_output(True)
+    for port, tensor in graph.nodes[-1].outputs.items():
+        if port in FOLDED:
+            tensor.set_data_type("float32")
+    graph.freeze()
+    return graph
+
+
+def arrays_of(graph: pygraph, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+    """An array for each of the graph's inputs; routes are legal ones."""
+    import jax.numpy as jnp
+
+    routes = {
+        "offset": np.array([0, 16, 16, 48]),
+        "token_index": rng.permutation(np.repeat(np.arange(32), 2)),
+        "token_ks": np.zeros(64),
+    }
+    index = routes["token_index"]
+    for token in range(32):
+        routes["token_ks"][index == token] = (0, 1)
+
+    def drawn(tensor: Tensor) -> np.ndarray[Any, Any]:
+        """Weights, statistics and scales are float32 or powers, and positive."""
+        if tensor.name in routes:
+            return routes[tensor.name].reshape(tensor.dim)
+        positive = tensor.data_type in (data_type.FLOAT, data_type.FP8_E8M0)
+        return rng.uniform(0.25, 1.5, tensor.dim) if positive else rng.standard_normal(tensor.dim)
+
+    return [drawn(tensor).astype(jnp.dtype(tensor.data_type.value)) for tensor in graph.inputs]
