@@ -39,6 +39,12 @@ def test_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["out"].shape == names["x"].dim
 
 
+def test_a_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run(blocks("docs/graphs.md"))
+    assert names["out"].shape == (8, 64, 1, 1)
+    assert "conv_fprop 'conv'" in capsys.readouterr().out
+
+
 def test_autotuning(capsys: pytest.CaptureFixture[str]) -> None:
     code, *_ = blocks("docs/caches.md")
     run([code])
