@@ -65,7 +65,20 @@ assert graph.plans
 """
 
 
-@pytest.mark.parametrize("code", [DECIDE, DECIDE_NORM, DECIDE_GDN])
+DECIDE_GENERIC = """
+from cudnn_jax.engines.planning import pygraph
+from cudnn_jax.engines.target import CPU
+graph = pygraph(io_data_type="float32")
+q, k, v = (graph.tensor((2, 4, 16, 64)) for _ in range(3))
+out, _ = graph.sdpa(graph.relu(q), k, v)
+graph.reduction(graph.transpose(out, (0, 1, 3, 2)), mode="MAX").set_dim((2, 4, 1, 16)).set_output(True)
+graph.create_execution_plans(target=CPU)
+assert [plan.engine_id for plan in graph.plans] == [21_999]
+graph.draw(), graph.inspect(), pygraph.from_json(graph.to_json())
+"""
+
+
+@pytest.mark.parametrize("code", [DECIDE, DECIDE_NORM, DECIDE_GDN, DECIDE_GENERIC])
 def test_deciding_which_engines_serve_loads_no_dsl_and_no_jax(code: str) -> None:
     assert not loaded_by(code) & (set(HEAVY) - {"numpy"})
 
