@@ -84,15 +84,7 @@ def from_json(kind: type[Graph], text: str) -> Graph:
     Raises:
       GraphValidationError: the text is none, or of another version, or the graph breaks a rule; the message says where.
     """
-    import json  # slow to import, and needed by few
-
-    try:
-        form = json.loads(text)
-    except ValueError as error:
-        raise GraphValidationError(f"graph text is no JSON: {error}") from None
-    if not isinstance(form, dict) or form.get("version") != VERSION:
-        came = form.get("version") if isinstance(form, dict) else type(form).__name__
-        raise GraphValidationError(f"graph text has version {came!r}; the rule: {VERSION}, as to_json writes it")
+    form = _form(text)
     where = "graph text"
     try:
         graph = kind(form["name"], **{name: form[name] for name in _TYPES})
@@ -123,6 +115,19 @@ def from_json(kind: type[Graph], text: str) -> Graph:
     except GraphValidationError as error:
         raise GraphValidationError(f"{where}: {error}") from None
     return graph
+
+
+def _form(text: str) -> dict[str, Any]:
+    import json  # slow to import, and needed by few
+
+    try:
+        form = json.loads(text)
+    except ValueError as error:
+        raise GraphValidationError(f"graph text is no JSON: {error}") from None
+    if not isinstance(form, dict) or form.get("version") != VERSION:
+        came = form.get("version") if isinstance(form, dict) else type(form).__name__
+        raise GraphValidationError(f"graph text has version {came!r}; the rule: {VERSION}, as to_json writes it")
+    return form
 
 
 def _operation(spec: Mapping[str, Any]) -> Operation:
