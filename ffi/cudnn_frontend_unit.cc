@@ -8,7 +8,7 @@
 
 #include "ffi/cudnn_handles.h"
 #include "ffi/cudnn_library.h"
-#include "ffi/cudnn_lower_attention.h"
+#include "ffi/cudnn_lower_table.h"
 #include "ffi/cudnn_plan_text.h"
 #include "ffi/driver.h"
 #include "ffi/json.h"
@@ -326,17 +326,10 @@ struct BackendGraph::Lowered {
     graph.set_io_data_type(lowering::data_type(text.io_data_type))
         .set_intermediate_data_type(lowering::data_type(text.intermediate_data_type))
         .set_compute_data_type(lowering::data_type(text.compute_data_type));
-    using Lower = void (*)(lowering::NodeReader&, fe::graph::Graph&);
-    static const std::map<std::string, Lower> kLowerings = {
-        {"MATMUL", lowering::lower_matmul},
-        {"POINTWISE", lowering::lower_pointwise},
-        {"SDPA", lowering::lower_attention},
-        {"SDPA_BACKWARD", lowering::lower_attention_backward},
-    };
     lowering::Tensors tensors(text, graph);
     for (size_t i = 0; i < text.nodes.size(); ++i) {
-      const auto found = kLowerings.find(text.nodes[i].type);
-      if (found == kLowerings.end()) {
+      const auto found = lowering::lowerings().find(text.nodes[i].type);
+      if (found == lowering::lowerings().end()) {
         throw BackendNotSupported("node type " + text.nodes[i].type + ": not lowered to the cuDNN backend");
       }
       lowering::NodeReader node(text.nodes[i], i, tensors);

@@ -33,6 +33,15 @@ class NodeReader {
     return tensors_.get(index);
   }
 
+  // The tensors at "port[0]", "port[1]" and so on.
+  std::vector<FrontendTensor> numbered(const std::string& port) {
+    std::vector<FrontendTensor> tensors;
+    while (FrontendTensor tensor = input(port + "[" + std::to_string(tensors.size()) + "]")) {
+      tensors.push_back(tensor);
+    }
+    return tensors;
+  }
+
   FrontendTensor required(const std::string& port) {
     FrontendTensor tensor = input(port);
     if (tensor == nullptr) throw BackendNotSupported(node_.type + " without " + port);
@@ -56,6 +65,8 @@ class NodeReader {
     outputs_.erase(found);
     return tensors_.get(index);
   }
+
+  bool has_output(const std::string& port) const { return outputs_.count(port) != 0; }
 
   // An output that cuDNN makes. One that the node does not name stays inside cuDNN.
   void output(const std::string& port, const FrontendTensor& tensor) {
@@ -93,6 +104,20 @@ class NodeReader {
     if (const auto* is = std::get_if<double>(value)) return *is;
     if (const auto* is = std::get_if<int64_t>(value)) return static_cast<double>(*is);
     fail(name, "a number");
+  }
+
+  std::optional<GraphList> list(const std::string& name) {
+    const GraphParam* value = param(name);
+    if (value == nullptr) return std::nullopt;
+    if (const auto* is = std::get_if<GraphList>(value)) return *is;
+    fail(name, "a list of integers");
+  }
+
+  std::vector<GraphList> lists(const std::string& name) {
+    const GraphParam* value = param(name);
+    if (value == nullptr) return {};
+    if (const auto* is = std::get_if<std::vector<GraphList>>(value)) return *is;
+    fail(name, "a list of lists");
   }
 
   std::string text(const std::string& name) {

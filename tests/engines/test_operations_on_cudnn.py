@@ -1,0 +1,45 @@
+"""Each operation lowered to cuDNN for an H200 that is not there: a plan builds, or cuDNN's own words say why not.
+
+`tests/gpu/operation_declines.json` holds these words.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support import stub_libcuda
+from support.stub_libcuda import stub_folder as stub_folder
+
+DECLINES = Path(__file__).parents[1] / "gpu" / "operation_declines.json"
+
+CHILD = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from cudnn_jax.engines.target import named
+from support import operations
+told = {}
+for name in operations.GRAPHS:
+    graph = operations.graph_of(name)
+    graph.create_execution_plans(target=named("h200"))
+    ours = [at for at, plan in enumerate(graph.plans) if plan.engine == "cudnn"]
+    if ours:
+        graph.build_plan_at_index(ours[0])
+    else:
+        told[name] = next(decline.reason for decline in graph.declines if decline.engine == "cudnn")
+print(json.dumps(told))
+"""
+
+
+def test_each_operation_has_a_plan_or_a_reason(stub_folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(Path(__file__).parents[1])],
+        capture_output=True,
+        text=True,
+        env=stub_libcuda.environment(stub_folder) | {"JAX_PLATFORMS": "cpu"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(DECLINES.read_text())

@@ -1,0 +1,70 @@
+"""Each operation on cuDNN's plan, against the reference on the CPU; what cuDNN declines is listed with its reason.
+
+`CUDNN_JAX_RESULTS=FOLDER` has a table of what ran written there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cudnn_jax
+from cudnn_jax.engines import planning
+from cudnn_jax.engines.target import CPU
+from gpu.poison import poisoned_outputs
+from support import operations
+
+DECLINES = json.loads((Path(__file__).parent / "operation_declines.json").read_text())
+ERROR = {"bfloat16": 2**-7, "float32": 2e-3}
+"""Of the norm of the answer: inputs are bfloat16, and sums of their products float32."""
+
+TOLD: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with poisoned_outputs(monkeypatch):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _table() -> Iterator[None]:
+    yield
+    if folder := os.environ.get("CUDNN_JAX_RESULTS"):
+        (Path(folder) / "operations.json").write_text(
+            json.dumps(TOLD | {k: f"declined: {v}" for k, v in DECLINES.items()})
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in operations.GRAPHS if name not in DECLINES])
+def test_an_operation_on_cudnn(name: str, rng: np.random.Generator) -> None:
+    graph = operations.graph_of(name)
+    arrays = operations.arrays_of(graph, rng)
+    reference = jax.jit(planning.plan(graph, CPU, "xla").artifact.fn)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        expected = [np.asarray(each, np.float64) for each in reference(*map(jnp.asarray, arrays))]
+    made = jax.jit(lambda *given: cudnn_jax.call(graph, *given, implementation="cudnn"))(*map(jnp.asarray, arrays))
+    errors = []
+    for result, wanted in zip(made, expected, strict=True):
+        error = np.linalg.norm(np.asarray(result, np.float64) - wanted) / np.linalg.norm(wanted)
+        errors.append(f"{error:.1e}")
+        assert error <= ERROR[result.dtype.name], f"{result.dtype}{result.shape}: {error}"
+    TOLD[name] = f"ran, errors {', '.join(errors)}"
+
+
+@pytest.mark.parametrize("name", DECLINES)
+def test_what_cudnn_declines_runs_on_the_reference(name: str, rng: np.random.Generator) -> None:
+    graph = operations.graph_of(name)
+    arrays = [jnp.asarray(each) for each in operations.arrays_of(graph, rng)]
+    with pytest.raises(cudnn_jax.GraphNotSupportedError, match="cannot serve"):
+        cudnn_jax.call(graph, *arrays, implementation="cudnn")
+    if all(tensor.data_type.itemsize_bits >= 16 for tensor in graph.outputs):
+        made = jax.jit(graph.as_jax())(*arrays)
+        assert all(np.isfinite(np.asarray(each, np.float32)).all() for each in made)
