@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -19,6 +20,10 @@ NOT_PLANS = (
     "mode OPENSOURCE: the open-source engines in the frontend's headers are no plans of cuDNN, "
     "and a program cannot carry them"
 )
+
+UNPROVEN = "CUDNN_JAX_CUDNN_UNPROVEN"
+_COMPARED = frozenset({"MATMUL", "POINTWISE", "SDPA", "SDPA_BACKWARD"})
+"""Node types whose plans' results were compared with the reference's on a GPU; the others' are opt-in until then."""
 
 
 @dataclass
@@ -90,6 +95,9 @@ def propose(
         lowered = _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)
     except (_ffi.BackendNotSupported, _ffi.LibraryNotFound) as error:
         return None, [], [Decline(NAME, str(error))]
+    if os.environ.get(UNPROVEN) != "1" and (new := sorted({node.type for node in graph.nodes} - _COMPARED)):
+        reason = f"node type {new[0]}: its plans were not compared on a GPU yet; {UNPROVEN}=1 offers them"
+        return None, [], [Decline(NAME, reason)]
     session = BackendSession(graph, target, lowered, {}, prefill)
     plans: list[PlanConfig] = []
     refusals: dict[str, None] = {}

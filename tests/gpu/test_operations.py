@@ -30,6 +30,7 @@ TOLD: dict[str, str] = {}
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUDNN_JAX_CUDNN_UNPROVEN", "1")
     with poisoned_outputs(monkeypatch):
         yield
 
