@@ -1,4 +1,4 @@
-"""The cuTile kernel of gated delta rules token by token, for sequences of a token or a few: it moves each state once."""
+"""The cuTile kernel of gated delta rules token by token, for sequences of a few tokens: it moves each state once."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def gdn_recurrent(
     """Block (slice of V, head, sequence) runs ROWS rows of one state through its sequence's tokens.
 
     The blocks of sequence SEQUENCES clear the rows of `out` that belong to none. WIDTH is the key dim rounded up to a
-    power of two. With CHANNELS, g (total, HO, K) has a gate for each key channel; with ERASE, so has beta, and w (total,
-    HO, V) multiplies the values. With OVERWRITE `final_state` is `initial_state`, and that is read through it.
+    power of two. With CHANNELS, g (total, HO, K) has a gate for each key channel; with ERASE, so has beta, and w
+    (total, HO, V) multiplies the values. With OVERWRITE `final_state` is `initial_state`, and that is read through it.
     """
     slice_of_v, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
     if sequence == SEQUENCES:
@@ -142,9 +142,7 @@ def gdn_recurrent(
             if SIGMOID:
                 rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
             erase = key * rate if ERASE else key
-            decay = _decay(
-                g, token, head, a_log, dt_bias, WIDTH, CHANNELS, SAFE, A_LOG, DT_BIAS, LINEAR, LOWER
-            )
+            decay = _decay(g, token, head, a_log, dt_bias, WIDTH, CHANNELS, SAFE, A_LOG, DT_BIAS, LINEAR, LOWER)
             # Both sums are of the old state, so that neither waits for the other.
             if CHANNELS:
                 read = ct.sum(state * (erase * decay), axis=1, keepdims=True)

@@ -136,7 +136,6 @@ def _write(array, slot, head, part, tile):
     ct.store(array, (slot, head, 0, part), tile)
 
 
-
 def _inverse_root(squares, axis):
     return ct.rsqrt(ct.sum(squares, axis=axis, keepdims=True) + 1e-6, flush_to_zero=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cudnn_jax.engines.linear_attention.backward_launch import BackwardLaunch, by_place
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
-from cudnn_jax.engines.linear_attention.gdn_launch import ChunkedLaunch, Given, Knobs, power
+from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, Knobs, power
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph

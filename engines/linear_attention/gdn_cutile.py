@@ -34,7 +34,10 @@ class CutileGdn(BaseEngine):
         sm_hi=129,
         dtypes=frozenset({data_type.HALF, data_type.BFLOAT16}),
     )
-    most_keys: ClassVar[dict[str, dict[int, int]]] = {"fwd": {80: 64, 90: 256, 120: 128}, "bwd": {80: 0, 90: 256, 120: 0}}
+    most_keys: ClassVar[dict[str, dict[int, int]]] = {
+        "fwd": {80: 64, 90: 256, 120: 128},
+        "bwd": {80: 0, 90: 256, 120: 0},
+    }
     """Direction -> architecture -> the widest K, from it on to the next: images for more keep registers in local
     memory."""
     programs: ClassVar[dict[str, Any]] = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}

@@ -16,7 +16,7 @@ from cudnn_jax.engines.linear_attention.gdn_launch import (
 )
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
-from cudnn_jax.graph import pygraph
+from cudnn_jax.graph import data_type, pygraph
 
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:

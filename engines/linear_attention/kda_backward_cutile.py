@@ -72,7 +72,9 @@ class _Launch(BackwardLaunch, KdaLaunch):
             (facts.sequences, facts.heads, 2 * parts),
         )
 
-    def _gradients(self, prepared: Prepared, tables: Given, kept: list[Given], chunks: Given, made: Sequence[Given]) -> _Partial:
+    def _gradients(
+        self, prepared: Prepared, tables: Given, kept: list[Given], chunks: Given, made: Sequence[Given]
+    ) -> _Partial:
         from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
 
         facts, given, keys = self.facts, self.given, self.knobs["keys"]

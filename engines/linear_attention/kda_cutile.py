@@ -1,4 +1,4 @@
-"""The cuTile engines of Kimi Delta Attention and Gated DeltaNet 2. Programs: `kda_forward_cutile`, `kda_backward_cutile`."""
+"""The cuTile engines of Kimi Delta Attention and Gated DeltaNet 2, chunk by chunk."""
 
 from __future__ import annotations
 

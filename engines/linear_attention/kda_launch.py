@@ -60,12 +60,18 @@ class KdaLaunch(ChunkedLaunch):
 
         facts = self.facts
         by_row = (self.slots, facts.heads, C)
+        by_column = (*by_row, facts.key_dim)
+        norms = [self.scratch(data_type.FLOAT, *by_row) if facts.use_qk_l2norm else None for _ in range(2)]
         made = Prepared(
-            *(self.scratch(facts.dtype, *by_row, C) for _ in range(2)),
-            *(self.scratch(facts.dtype, *by_row, facts.key_dim) for _ in range(3)),
-            self.scratch(data_type.FLOAT, self.slots, facts.heads, 1, facts.key_dim),
-            *(self.scratch(data_type.FLOAT, *by_row) if facts.use_qk_l2norm else None for _ in range(2)),
-            self.scratch(data_type.INT32, self.slots, facts.heads),
+            inverse=self.scratch(facts.dtype, *by_row, C),
+            attention=self.scratch(facts.dtype, *by_row, C),
+            erase=self.scratch(facts.dtype, *by_column),
+            read=self.scratch(facts.dtype, *by_column),
+            keep=self.scratch(facts.dtype, *by_column),
+            decay=self.scratch(data_type.FLOAT, self.slots, facts.heads, 1, facts.key_dim),
+            q_norms=norms[0],
+            k_norms=norms[1],
+            strong=self.scratch(data_type.INT32, self.slots, facts.heads),
         )
         for strong in self.strengths:
             keys = min(_STRONG_KEYS if strong else _KEYS, power(facts.key_dim))
