@@ -64,7 +64,7 @@ class BackwardLaunch(Launch):
 
 
 def by_place(given: Given | None) -> Given | None:
-    """An array (n, heads, ...) as one of (n * heads, ...): a step takes at most 128 numbers and addresses."""
+    """An array (n, heads, ...) as one of (n * heads, ...): a step takes at most 192 numbers and addresses."""
     if given is None:
         return None
     array, argument = given
