@@ -86,6 +86,7 @@ def _norm(name: str, anchor: str) -> EngineFamily:
 
 
 _UNPROVEN = "CUDNN_JAX_CUTILE_GDN"
+_UNPROVEN_KDA = "CUDNN_JAX_CUTILE_KDA"
 """Of kernels whose benchmark beside a peer is not among the results yet."""
 _LINEAR_ROOM = "cudnn_jax.engines.linear_attention"
 
@@ -139,8 +140,23 @@ FAMILIES: dict[str, EngineFamily] = {
                 1, "cutile_gdn_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdnRecurrent"), _UNPROVEN
             ),
         ),
-        _linear_attention("kda"),
-        _linear_attention("gdn2"),
+        _linear_attention(
+            "kda",
+            EngineSlot(0, "cutile_kda", (f"{_LINEAR_ROOM}.kda_cutile", "CutileKda"), _UNPROVEN_KDA),
+            EngineSlot(
+                1, "cutile_kda_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileKdaRecurrent"), _UNPROVEN_KDA
+            ),
+        ),
+        _linear_attention(
+            "gdn2",
+            EngineSlot(0, "cutile_gdn2", (f"{_LINEAR_ROOM}.kda_cutile", "CutileGdn2"), _UNPROVEN_KDA),
+            EngineSlot(
+                1,
+                "cutile_gdn2_recurrent",
+                (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdn2Recurrent"),
+                _UNPROVEN_KDA,
+            ),
+        ),
         POINTWISE,
         GENERIC,
     )

@@ -167,7 +167,7 @@ def _inverse_norms(squares, diagonal, tokens):
     return ct.where(ct.arange(C, dtype=ct.int32) < tokens, norms, 0.0)
 
 
-def _inverse(full, row, column):
+def inverse_of_unit(full, row, column):
     """(I + what is below the diagonal of a (C, C) float16 that is 0 above it)^-1, in float32.
 
     Diagonal blocks first, whose powers end with the 7th; what is left then has powers that end with the 7th as well.
@@ -277,4 +277,4 @@ def gdn_prepare(
         else:
             scores = scores * SCALE
         _write_square(attention, slot, head, ct.where(inside, scores, 0.0))
-        _write_square(inverse, slot, head, _inverse(full, row, column))
+        _write_square(inverse, slot, head, inverse_of_unit(full, row, column))

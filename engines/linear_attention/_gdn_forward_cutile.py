@@ -97,13 +97,7 @@ def gdn_scan(
         place = ct.gather(indices, (sequence,))
     states = final if OVERWRITE else initial
     known = (place >= 0) & (place < states.shape[0]) if INDICES else True
-    state = ct.zeros((K, V), ct.float32)
-    if INITIAL:
-        index = (ct.where(known, place, 0) if INDICES else place, head, part, 0)
-        given = ct.load(states, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-        state = wide(ct.transpose(ct.reshape(given, (V, K))))
-        if INDICES:
-            state = ct.where(known, state, 0.0)
+    state = load_start(states, place, known, head, part, K, V, INITIAL, INDICES)
     if begin < end:
         queries, keys, values = (rows_of(q, begin, end), rows_of(k, begin, end), rows_of(v, begin, end))
         outputs = rows_of(output, begin, end)
@@ -114,7 +108,7 @@ def gdn_scan(
         for at in range(chunks):
             if EVERY:
                 if (at > 0) & (at % EVERY == 0):
-                    _store_state(checkpoints, row + at // EVERY, head, part, state, K, V)
+                    store_state(checkpoints, row + at // EVERY, head, part, state, K, V)
             key = _load_chunk(keys, at, head // K_RATIO, 0, K)
             value = _load_chunk(values, at, head // V_RATIO, part, V)
             solve = _load_square(inverse, slot + at, head)
@@ -142,12 +136,24 @@ def gdn_scan(
     if FINAL:
         if OVERWRITE:
             if known:
-                _store_state(final, place, head, part, state, K, V)
+                store_state(final, place, head, part, state, K, V)
         else:
-            _store_state(final, sequence, head, part, state, K, V)
+            store_state(final, sequence, head, part, state, K, V)
 
 
-def _store_state(array, row, head, part, state, K, V):
+def load_start(initial, place, known, head, part, K, V, INITIAL, INDICES):
+    """The state (K, V) that a sequence starts from, of an array (rows, heads, V, K); 0 where there is none."""
+    state = ct.zeros((K, V), ct.float32)
+    if INITIAL:
+        index = (ct.where(known, place, 0) if INDICES else place, head, part, 0)
+        given = ct.load(initial, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+        state = wide(ct.transpose(ct.reshape(given, (V, K))))
+        if INDICES:
+            state = ct.where(known, state, 0.0)
+    return state
+
+
+def store_state(array, row, head, part, state, K, V):
     turned = ct.reshape(ct.astype(ct.transpose(state), array.dtype), (1, 1, V, K))
     ct.store(array, (row, head, part, 0), turned)
 

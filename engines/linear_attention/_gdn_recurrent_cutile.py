@@ -1,10 +1,11 @@
-"""The cuTile kernel of Gated DeltaNet token by token, for sequences of a token or a few: it moves each state once."""
+"""The cuTile kernel of gated delta rules token by token, for sequences of a few tokens: it moves each state once."""
 
 from __future__ import annotations
 
 import cuda.tile as ct
 
 from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import rows_of, wide
+from cudnn_jax.engines.linear_attention._kda_chunks_cutile import log_gates
 
 Static = ct.Constant
 
@@ -43,7 +44,17 @@ def _store_state(states, at, head, slice_of_v, state, ROWS, WIDTH, CHECK):
     ct.store(states, (at, head, slice_of_v, 0), tile, check_bounds=CHECK, allow_tma=False)
 
 
-def _decay(g, token, head, a_log, dt_bias, SAFE, LINEAR, A_LOG, DT_BIAS):
+def _column(array, token, head, part, ROWS):
+    """(ROWS, 1) of an array (total, heads, width), float32, 0 past the width."""
+    tile = ct.load(array, (token, head, part), (1, 1, ROWS), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+    return wide(ct.reshape(tile, (ROWS, 1)))
+
+
+def _decay(g, token, head, a_log, dt_bias, WIDTH, CHANNELS, SAFE, A_LOG, DT_BIAS, LINEAR, LOWER):
+    """A number, or with CHANNELS (1, WIDTH)."""
+    if CHANNELS:
+        gate = _row(g, token, head, WIDTH)
+        return ct.exp(log_gates(gate, a_log, dt_bias, head, 0, WIDTH, SAFE, A_LOG, DT_BIAS, LINEAR, LOWER))
     gate = wide(ct.gather(g, (token, head)))
     if LINEAR:
         return ct.maximum(gate, 1e-10)
@@ -62,6 +73,7 @@ def gdn_recurrent(
     v,
     g,
     beta,
+    w,
     a_log,
     dt_bias,
     cu_seqlens,
@@ -76,6 +88,8 @@ def gdn_recurrent(
     K_RATIO: Static[int],
     V_RATIO: Static[int],
     SCALE: Static[float],
+    CHANNELS: Static[bool],
+    ERASE: Static[bool],
     POOL: Static[bool],
     INITIAL: Static[bool],
     FINAL: Static[bool],
@@ -87,12 +101,14 @@ def gdn_recurrent(
     A_LOG: Static[bool],
     DT_BIAS: Static[bool],
     LINEAR: Static[bool],
+    LOWER: Static[float],
     CHECK: Static[bool],
 ):
     """Block (slice of V, head, sequence) runs ROWS rows of one state through its sequence's tokens.
 
     The blocks of sequence SEQUENCES clear the rows of `out` that belong to none. WIDTH is the key dim rounded up to a
-    power of two. With OVERWRITE `final_state` is `initial_state`, and that is read through it.
+    power of two. With CHANNELS, g (total, HO, K) has a gate for each key channel; with ERASE, so has beta, and w
+    (total, HO, V) multiplies the values. With OVERWRITE `final_state` is `initial_state`, and that is read through it.
     """
     slice_of_v, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
     if sequence == SEQUENCES:
@@ -121,21 +137,23 @@ def gdn_recurrent(
             query = _row(q, token, head // Q_RATIO, WIDTH)
             if L2NORM:
                 key, query = _normalised(key), _normalised(query)
-            value = ct.load(
-                v,
-                (token, head // V_RATIO, slice_of_v),
-                (1, 1, ROWS),
-                padding_mode=ct.PaddingMode.ZERO,
-                allow_tma=False,
-            )
-            rate = wide(ct.gather(beta, (token, head)))
+            value = _column(v, token, head // V_RATIO, slice_of_v, ROWS)
+            rate = _row(beta, token, head, WIDTH) if ERASE else wide(ct.gather(beta, (token, head)))
             if SIGMOID:
                 rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
-            decay = _decay(g, token, head, a_log, dt_bias, SAFE, LINEAR, A_LOG, DT_BIAS)
+            erase = key * rate if ERASE else key
+            decay = _decay(g, token, head, a_log, dt_bias, WIDTH, CHANNELS, SAFE, A_LOG, DT_BIAS, LINEAR, LOWER)
             # Both sums are of the old state, so that neither waits for the other.
-            read = ct.sum(state * key, axis=1, keepdims=True) * decay
-            kept = ct.sum(state * query, axis=1, keepdims=True) * decay
-            written = (wide(ct.reshape(value, (ROWS, 1))) - read) * rate
+            if CHANNELS:
+                read = ct.sum(state * (erase * decay), axis=1, keepdims=True)
+                kept = ct.sum(state * (query * decay), axis=1, keepdims=True)
+            else:
+                read = ct.sum(state * erase, axis=1, keepdims=True) * decay
+                kept = ct.sum(state * query, axis=1, keepdims=True) * decay
+            if ERASE:
+                written = value * _column(w, token, head, slice_of_v, ROWS) - read
+            else:
+                written = (value - read) * rate
             state = state * decay + written * key
             made = (kept + written * ct.sum(key * query, axis=1, keepdims=True)) * SCALE
             ct.store(

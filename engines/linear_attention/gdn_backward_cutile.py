@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cudnn_jax.engines.cutile import Array
+from cudnn_jax.engines.linear_attention.backward_launch import BackwardLaunch, by_place
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, Knobs, power
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
-
-_SHARED = (("dQ", "q"), ("dK", "k"), ("dV", "v"))
-"""Gradients of what several heads may share, in the order of `ratios`."""
-_SUM_ROWS, _SUM_COLS = 128, 16
-"""The tile in which the chunks' parts of a gate's parameters are added."""
 
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
@@ -28,7 +23,7 @@ def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs
     _Launch(builder, graph, facts, knobs, target).add()
 
 
-class _Launch(ChunkedLaunch):
+class _Launch(BackwardLaunch, ChunkedLaunch):
     def add(self) -> None:
         facts = self.facts
         chunks, first_slot = self.table()
@@ -40,11 +35,10 @@ class _Launch(ChunkedLaunch):
             self.scratch(facts.dtype, self.slots * facts.heads, facts.value_dim, facts.key_dim) for _ in range(2)
         )
         writes = self.scratch(facts.dtype, facts.total, facts.heads, facts.value_dim)
-        made = [self._of_each_head(name, port, ratio) for (name, port), ratio in zip(_SHARED, self.ratios, strict=True)]
+        made = self.of_each_head()
         self._scans([*squares, factors], first_slot, [states, writes, d_states, made[2]])
         self._gradients([*gates, *norms], [states, writes, d_states], chunks, made)
-        for (name, port), ratio, parts in zip(_SHARED, self.ratios, made, strict=True):
-            self._add_heads(name, port, ratio, parts)
+        self.add_heads(made)
 
     def _factors(self, chunks: Given, gates: tuple[Given, Given], norms: list[Given | None]) -> Given:
         from cudnn_jax.engines.linear_attention import _gdn_backward_cutile as kernels
@@ -69,11 +63,11 @@ class _Launch(ChunkedLaunch):
             kernels.gdn_backward_scans,
             [
                 *(given[name] for name in ("q", "k", "v", "dO")),
-                *map(_by_place, prepared),
+                *map(by_place, prepared),
                 *(given["cu_seqlens"], first_slot),
-                *(_by_place(given.get(name)) for name in ends),
+                *(by_place(given.get(name)) for name in ends),
                 *results,
-                _by_place(self._result("d_initial_state", "initial_state")),
+                by_place(self.result("d_initial_state", "initial_state")),
             ],
             [*self.ratios, power(facts.key_dim), values, parts, *(name in given for name in ends)],
             (facts.sequences, facts.heads, 2 * parts),
@@ -89,11 +83,11 @@ class _Launch(ChunkedLaunch):
             kernels.gdn_backward_gradients,
             [
                 *map(given.get, ("q", "k", "g", "a_log", "dt_bias", "dO")),
-                *map(_by_place, rows),
+                *map(by_place, rows),
                 *kept,
                 *(chunks, given["cu_seqlens"]),
                 *made,
-                *(self._result("dG", "g"), self._result("dBeta", "beta"), d_gates),
+                *(self.result("dG", "g"), self.result("dBeta", "beta"), d_gates),
             ],
             [
                 *(facts.scale, *self.ratios[:2], facts.heads, facts.sequences, power(facts.value_dim)),
@@ -103,45 +97,6 @@ class _Launch(ChunkedLaunch):
             num_worker_warps=4,
             occupancy=2,
         )
-        for name in parameters:
-            self.run(
-                kernels.gdn_backward_parameter,
-                [d_gates, self._result(f"d_{name}", name)],
-                [("a_log", "dt_bias").index(name), _SUM_ROWS, _SUM_COLS],
-                (-(-facts.heads // _SUM_COLS), 1, 1),
-            )
-
-    def _of_each_head(self, name: str, port: str, ratio: int) -> Given:
-        """Room for a gradient of each head of HO: the gradient itself where no head is shared."""
-        made = self._result(name, port)
-        assert made is not None
-        if ratio == 1:
-            return made
-        dim = made[0].shape[2]
-        return self.scratch(self.facts.dtype, self.facts.total, self.facts.heads, dim)
-
-    def _add_heads(self, name: str, port: str, ratio: int, parts: Given) -> None:
-        from cudnn_jax.engines.linear_attention import _gdn_backward_cutile as kernels
-
-        if ratio > 1 and name in self.given:
-            array, _ = self.given[name]
-            grid = (-(-self.facts.total // C), array.shape[1], 1)
-            self.run(kernels.gdn_backward_shared, [parts, self.given[name]], [ratio, power(array.shape[2])], grid)
-
-    def _result(self, name: str, port: str) -> Given | None:
-        """A gradient: an output, or room for one that nobody asks for. None where there is no such input."""
-        if port not in self.given:
-            return None
-        if name in self.given:
-            return self.given[name]
-        array, _ = self.given[port]
-        return self.scratch(array.dtype, *array.shape)
-
-
-def _by_place(given: Given | None) -> Given | None:
-    """An array (n, heads, ...) as one of (n * heads, ...): a step takes at most 128 numbers and addresses."""
-    if given is None:
-        return None
-    array, argument = given
-    rows, heads, *rest = array.shape
-    return Array(array.dtype, (rows * heads, *rest)), argument
+        for which, name in enumerate(("a_log", "dt_bias")):
+            if d_gates is not None and name in parameters:
+                self.add_parameter(d_gates, which, f"d_{name}", name)

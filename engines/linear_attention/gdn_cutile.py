@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from cudnn_jax.engines import cutile
 from cudnn_jax.engines.base import Artifact, BaseEngine, PlanConfig
@@ -15,17 +15,8 @@ from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, data_type, pygraph
 
-_SERVED = Capabilities(
-    platforms=frozenset({"cuda"}),
-    sm_lo=80,
-    sm_hi=129,
-    dtypes=frozenset({data_type.HALF, data_type.BFLOAT16}),
-)
-_PROGRAMS: dict[str, Any] = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}
 _OUTPUTS = {"fwd": ("O",), "bwd": ()}
 """What a graph of a direction must give."""
-_MOST_KEYS = {"fwd": {80: 64, 90: 256, 120: 128}, "bwd": {80: 0, 90: 256, 120: 0}}
-"""Direction -> architecture -> the widest K, from it on to the next: images for more keep registers in local memory."""
 _MOST_DIM = 256
 _DIVISOR = 16
 _MOST_BLOCKS = 65535
@@ -37,59 +28,71 @@ class CutileGdn(BaseEngine):
 
     name = "cutile_gdn"
     kind = "cutile"
+    served = Capabilities(
+        platforms=frozenset({"cuda"}),
+        sm_lo=80,
+        sm_hi=129,
+        dtypes=frozenset({data_type.HALF, data_type.BFLOAT16}),
+    )
+    most_keys: ClassVar[dict[str, dict[int, int]]] = {
+        "fwd": {80: 64, 90: 256, 120: 128},
+        "bwd": {80: 0, 90: 256, 120: 0},
+    }
+    """Direction -> architecture -> the widest K, from it on to the next: images for more keep registers in local
+    memory."""
+    programs: ClassVar[dict[str, Any]] = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}
+    """Direction -> what makes its settings and its steps."""
 
     def configs(self, graph: pygraph, facts: LinearFacts, target: Target) -> Sequence[Knobs]:
-        for reason in _declines(facts, target):
+        for reason in self._declines(facts, target):
             raise GraphNotSupportedError(f"{self.name}: {reason}")
         cutile.gpu_code(target)
         cutile.available()
-        settings: list[Knobs] = _PROGRAMS[facts.direction].settings(facts, target)
+        settings: list[Knobs] = self.programs[facts.direction].settings(facts, target)
         return settings
 
     def build_plan(self, graph: pygraph, facts: Any, config: PlanConfig, target: Target) -> Artifact:
         cutile.available()
         builder = ProgramBuilder(graph, target)
-        _PROGRAMS[facts.direction].add_steps(builder, graph, facts, config.knobs, target)
+        self.programs[facts.direction].add_steps(builder, graph, facts, config.knobs, target)
         return builder.build()
 
+    def _declines(self, facts: LinearFacts, target: Target) -> Iterator[str]:
+        """Why the engine does not serve: field, value, limit."""
+        if reason := self.served.place(target):
+            yield reason
+        else:
+            yield from self._too_wide(facts, target.sm)
+        if facts.unexplained:
+            yield f"graph has {', '.join(facts.unexplained)}, serves the operation alone"
+        if reason := self.served.element_type(facts.dtype):
+            yield f"q {reason}"
+        if facts.scattered:
+            yield f"memory of {', '.join(facts.scattered)} is not row-major"
+        for name in _OUTPUTS[facts.direction]:
+            if name not in facts.results:
+                yield f"{name} is not an output, serves graphs that give it"
+        for name, dim in (("key_dim", facts.key_dim), ("value_dim", facts.value_dim)):
+            if dim % _DIVISOR or dim > _MOST_DIM:
+                yield f"{name} {dim}, serves multiples of {_DIVISOR} to {_MOST_DIM}"
+        if facts.direction == "fwd" and facts.checkpoint_every % C:
+            yield f"checkpoint_every_n_tokens {facts.checkpoint_every}, serves multiples of {C}"
+        if facts.total < 1 or facts.sequences < 1:
+            yield f"{facts.total} tokens of {facts.sequences} sequences, serves at least one of each"
+        blocks = {
+            "chunks": facts.total // C + facts.sequences,
+            "heads": facts.heads,
+            "sequences": facts.sequences,
+        }
+        for name, number in blocks.items():
+            if number > _MOST_BLOCKS:
+                yield f"{name} {number}, serves at most {_MOST_BLOCKS}"
 
-def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
-    """Why the engine does not serve: field, value, limit."""
-    if reason := _SERVED.place(target):
-        yield reason
-    else:
-        yield from _too_wide(facts, target.sm)
-    if facts.unexplained:
-        yield f"graph has {', '.join(facts.unexplained)}, serves the operation alone"
-    if reason := _SERVED.element_type(facts.dtype):
-        yield f"q {reason}"
-    if facts.scattered:
-        yield f"memory of {', '.join(facts.scattered)} is not row-major"
-    for name in _OUTPUTS[facts.direction]:
-        if name not in facts.results:
-            yield f"{name} is not an output, serves graphs that give it"
-    for name, dim in (("key_dim", facts.key_dim), ("value_dim", facts.value_dim)):
-        if dim % _DIVISOR or dim > _MOST_DIM:
-            yield f"{name} {dim}, serves multiples of {_DIVISOR} to {_MOST_DIM}"
-    if facts.direction == "fwd" and facts.checkpoint_every % C:
-        yield f"checkpoint_every_n_tokens {facts.checkpoint_every}, serves multiples of {C}"
-    if facts.total < 1 or facts.sequences < 1:
-        yield f"{facts.total} tokens of {facts.sequences} sequences, serves at least one of each"
-    blocks = {
-        "chunks": facts.total // C + facts.sequences,
-        "heads": facts.heads,
-        "sequences": facts.sequences,
-    }
-    for name, number in blocks.items():
-        if number > _MOST_BLOCKS:
-            yield f"{name} {number}, serves at most {_MOST_BLOCKS}"
-
-
-def _too_wide(facts: LinearFacts, sm: int | None) -> Iterator[str]:
-    """Why an architecture has no image that may run."""
-    assert sm is not None
-    most = [width for first, width in _MOST_KEYS[facts.direction].items() if first <= sm][-1]
-    if not most:
-        yield f"direction {facts.direction} on sm_{sm}, serves fwd there"
-    elif most < facts.key_dim <= _MOST_DIM:
-        yield f"key_dim {facts.key_dim} on sm_{sm}, serves at most {most} there"
+    def _too_wide(self, facts: LinearFacts, sm: int | None) -> Iterator[str]:
+        """Why an architecture has no image that may run."""
+        assert sm is not None
+        most = [width for first, width in self.most_keys[facts.direction].items() if first <= sm][-1]
+        if not most:
+            yield f"direction {facts.direction} on sm_{sm}, serves fwd there"
+        elif most < facts.key_dim <= _MOST_DIM:
+            yield f"key_dim {facts.key_dim} on sm_{sm}, serves at most {most} there"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from cudnn_jax.engines.cutile import Array
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
@@ -65,7 +64,7 @@ class _Launch(ChunkedLaunch):
         starts = "initial_state" in given
         if facts.overwrite:  # one buffer, which the kernel takes once
             del given["initial_state"]
-        first_checkpoint = self._checkpoint_rows()
+        first_checkpoint = self.checkpoint_rows()
         self.run(
             kernels.gdn_scan,
             [
@@ -84,23 +83,3 @@ class _Launch(ChunkedLaunch):
             occupancy=self.knobs["blocks"],
             **({} if products_of_shared_memory(self.target) else {"num_worker_warps": 8}),
         )
-
-    def _checkpoint_rows(self) -> Given | None:
-        """Each sequence's first row of the checkpoints, which are cleared; None where they are not asked for."""
-        from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
-
-        if "state_checkpoints" not in self.given:
-            return None
-        array, operand = self.given["state_checkpoints"]
-        nbytes = prod(array.shape) * array.dtype.itemsize_bits // 8
-        if not nbytes:
-            return None
-        self.builder.step("fill", dest=operand, value=0, width=1, bytes=nbytes)
-        rows = self.scratch(data_type.INT32, self.facts.sequences)
-        self.run(
-            kernels.gdn_checkpoint_rows,
-            [self.given["cu_seqlens"], rows],
-            [self.facts.checkpoint_every],
-            (self.facts.sequences, 1, 1),
-        )
-        return rows

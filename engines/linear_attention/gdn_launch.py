@@ -132,6 +132,26 @@ class ChunkedLaunch(Launch):
         )
         return made
 
+    def checkpoint_rows(self) -> Given | None:
+        """Each sequence's first row of the checkpoints, which are cleared; None where they are not asked for."""
+        from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
+
+        if "state_checkpoints" not in self.given:
+            return None
+        array, operand = self.given["state_checkpoints"]
+        nbytes = prod(array.shape) * array.dtype.itemsize_bits // 8
+        if not nbytes:
+            return None
+        self.builder.step("fill", dest=operand, value=0, width=1, bytes=nbytes)
+        rows = self.scratch(data_type.INT32, self.facts.sequences)
+        self.run(
+            kernels.gdn_checkpoint_rows,
+            [self.given["cu_seqlens"], rows],
+            [self.facts.checkpoint_every],
+            (self.facts.sequences, 1, 1),
+        )
+        return rows
+
 
 def _prepare_hints(facts: LinearFacts, target: Target) -> dict[str, int]:
     """The blocks of `gdn_prepare` on a multiprocessor, as many as no image spills registers for, and its warps."""

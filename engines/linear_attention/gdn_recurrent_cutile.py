@@ -1,4 +1,4 @@
-"""The token-by-token engine of Gated DeltaNet, for decoding. Its kernel is in `_gdn_recurrent_cutile`."""
+"""The token-by-token engines of gated delta rules, for decoding. Their kernel is in `_gdn_recurrent_cutile`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_KEYS = 256
 _MOST_BLOCKS = 65535
 """Of a grid's second and third axis."""
 _ARRAYS = (
-    *("q", "k", "v", "g", "beta", "a_log", "dt_bias"),
+    *("q", "k", "v", "g", "beta", "w", "a_log", "dt_bias"),
     *("cu_seqlens", "state_indices", "initial_state", "final_state", "O"),
 )
 _SETTINGS = ((4096, 6), (2048, 8))
@@ -59,14 +59,27 @@ class CutileGdnRecurrent(BaseEngine):
             [given.get(name) for name in _ARRAYS],
             [
                 *(facts.sequences, rows, width, *launch.ratios, facts.scale),
+                *(facts.operation != "gdn", facts.operation == "gdn2"),
                 *(facts.pool, "initial_state" in facts.ports, "final_state" in facts.results, facts.overwrite),
-                *(facts.use_qk_l2norm, *launch.gate_options()),
+                *(facts.use_qk_l2norm, *launch.gate_options(), facts.gate_lower_bound or 0.0),
                 bool(facts.value_dim % rows or facts.key_dim != width),
             ],
             (-(-facts.value_dim // rows), facts.heads, facts.sequences + 1),
             occupancy=launch.knobs["occupancy"],
         )
         return builder.build()
+
+
+class CutileKdaRecurrent(CutileGdnRecurrent):
+    """The same with a gate for each key channel."""
+
+    name = "cutile_kda_recurrent"
+
+
+class CutileGdn2Recurrent(CutileGdnRecurrent):
+    """The same, and beta for each key channel."""
+
+    name = "cutile_gdn2_recurrent"
 
 
 def settings(facts: LinearFacts) -> list[Knobs]:
@@ -88,7 +101,7 @@ def _declines(facts: LinearFacts, target: Target) -> Iterator[str]:
     if reason := _SERVED.element_type(facts.dtype):
         yield f"q {reason}"
     if facts.batch_invariant and facts.dtype is not data_type.FLOAT:
-        yield f"batch_invariant of {facts.dtype.value}, for which there is one engine, cutile_gdn"
+        yield f"batch_invariant of {facts.dtype.value}, for which there is one engine, cutile_{facts.operation}"
     if "O" not in facts.results:
         yield "O is not an output, serves graphs that give it"
     if "state_checkpoints" in facts.results:

@@ -106,7 +106,7 @@ def _launch(
         for block in np.ndindex(*grid):
             for module in modules:
                 module.ct = _stand_in(block, grid)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 compiled.function(*values)
     finally:
         for module in modules:
@@ -145,6 +145,7 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         **same,
         exp2=lambda tile, flush_to_zero=False: np.exp2(tile),
         PaddingMode=SimpleNamespace(ZERO="zero", UNDETERMINED="undetermined"),
+        bfloat16=jnp.dtype(jnp.bfloat16),
         float16=np.dtype(np.float16),
         float32=np.dtype(np.float32),
         int32=np.dtype(np.int32),
@@ -160,7 +161,7 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         reshape=lambda tile, shape: tile.reshape(shape),
         transpose=np.transpose,
         sum=lambda tile, axis=None, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
-        min=lambda tile, axis, keepdims=False: tile.min(axis, keepdims=keepdims),
+        min=lambda tile, axis=None, keepdims=False: tile.min(axis, keepdims=keepdims),
         cumsum=_cumsum,
         rsqrt=lambda tile, flush_to_zero=False: (1 / np.sqrt(tile)).astype(tile.dtype),
         mma=_mma,

@@ -1,4 +1,4 @@
-"""Cases of Gated DeltaNet: operands as an engine gets them, and what its outputs must be."""
+"""Cases of gated delta rules: operands as an engine gets them, and what its outputs must be."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ class Case:
     pool: int = 0
     overwrite: bool = False
     final: bool = True
+    operation: str = "gdn"
 
     def __str__(self) -> str:
         flags = [name for name, value in asdict(self.options).items() if value not in (None, False, 0, "log")]
         sizes = self.sizes
-        words = [self.kind, self.dtype, f"{sizes.lengths}", f"{sizes.heads}", f"K{sizes.key_dim}V{sizes.value_dim}"]
+        words = [] if self.operation == "gdn" else [self.operation]
+        words += [self.kind, self.dtype, f"{sizes.lengths}", f"{sizes.heads}", f"K{sizes.key_dim}V{sizes.value_dim}"]
         words += flags + [f"no-{name}" for name in self.without]
         words += [f"pool{self.pool}"] if self.pool else []
         return " ".join(words + (["overwrite"] if self.overwrite else []))
@@ -50,7 +52,7 @@ class Case:
     def draw(self, rng: np.random.Generator) -> Arrays:
         """Operands by port, in their types."""
         types = dict.fromkeys(("q", "k", "v"), self.dtype) | {"initial_state": self.state, "cu_seqlens": self.cu}
-        drawn = draw(rng, self.sizes, self.options, self.kind, self.without)
+        drawn = draw(rng, self.sizes, self.options, self.kind, self.without, self.operation)
         made = {name: np.asarray(x).astype(jnp.dtype(types.get(name, self.gates))) for name, x in drawn.items()}
         if not self.pool:
             return made
@@ -64,7 +66,8 @@ class Case:
         graph = pygraph(io_data_type=self.dtype)
         tensors = {name: graph.tensor(x.shape, data_type=x.dtype.name, name=name) for name, x in given.items()}
         options = self.options.attributes()
-        graph.gdn(**tensors, **options, output_final_state=self.final, overwrite_initial_state=self.overwrite)
+        build = getattr(graph, self.operation)
+        build(**tensors, **options, output_final_state=self.final, overwrite_initial_state=self.overwrite)
         for tensor in graph.nodes[0].outputs.values():
             tensor.set_output(True)
         return graph
@@ -123,7 +126,7 @@ class BackwardCase(Case):
         """Every gradient is asked for."""
         graph = pygraph(io_data_type=self.dtype)
         tensors = {name: graph.tensor(x.shape, data_type=x.dtype.name, name=name) for name, x in given.items()}
-        graph.gdn_bwd(**tensors, **self.options.attributes())
+        getattr(graph, f"{self.operation}_bwd")(**tensors, **self.options.attributes())
         for tensor in graph.nodes[0].outputs.values():
             tensor.set_output(True)
         return graph
@@ -132,7 +135,7 @@ class BackwardCase(Case):
         operands = {name: x for name, x in given.items() if name not in ("dO", "d_final_state")}
         made = backward(operands, given["dO"], given.get("d_final_state"), self.options)
         inside = len(given["dO"]) - self.sizes.tail
-        for name in ("q", "k", "v", "g", "beta"):
+        for name in {"q", "k", "v", "g", "beta", "w"} & made.keys():
             made[name][inside:] = 0
         return {name: made[port] for name, port in GRADIENTS.items() if port in made}
 

@@ -3,4 +3,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _opted_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDNN_JAX_CUTILE_GDN", "1")
+    for name in ("GDN", "KDA"):
+        monkeypatch.setenv(f"CUDNN_JAX_CUTILE_{name}", "1")

@@ -1,0 +1,141 @@
+"""The cuTile program of Kimi Delta Attention's and Gated DeltaNet 2's backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cudnn_jax.engines.cutile import Array
+from cudnn_jax.engines.linear_attention.backward_launch import BackwardLaunch, by_place
+from cudnn_jax.engines.linear_attention.facts import LinearFacts
+from cudnn_jax.engines.linear_attention.gdn_launch import C, Given, Knobs, power
+from cudnn_jax.engines.linear_attention.kda_launch import KdaLaunch, Prepared
+from cudnn_jax.engines.program import ProgramBuilder
+from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import data_type, pygraph
+
+
+def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
+    """`values`, the columns of a state that a block of the scans keeps, and `keys`, those of q's and k's gradients that
+    are worked on at a time."""
+    return [(("values", min(64, power(facts.value_dim))), ("keys", min(32, power(facts.key_dim))))]
+
+
+def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
+    """Appends all that gives the graph's gradients to a program."""
+    _Launch(builder, graph, facts, knobs, target).add()
+
+
+class _Partial(NamedTuple):
+    """What `kda_backward_gradients` leaves to `kda_backward_finish`; d_query is dq itself, None, without norms."""
+
+    d_query: Given | None
+    d_gates: Given
+    totals: Given
+    sums: Given
+
+
+class _Launch(BackwardLaunch, KdaLaunch):
+    def add(self) -> None:
+        facts = self.facts
+        chunks, first_slot = self.table()
+        tables = self.tables()
+        prepared = self.prepare_channels(chunks, tables)
+        places = self.slots * facts.heads
+        states, d_states = (self.scratch(facts.dtype, places, facts.value_dim, facts.key_dim) for _ in range(2))
+        writes = self.scratch(facts.dtype, places, C, facts.value_dim)
+        made = self.of_each_head()
+        d_writes = self.scratch(facts.dtype, *made[2][0].shape) if self.by_channel else made[2]
+        kept = [states, writes, d_states, d_writes]
+        self._scans(prepared, first_slot, kept)
+        partial = self._gradients(prepared, tables, kept, chunks, made)
+        self._finish(prepared, partial, chunks, d_writes, made)
+        self.add_heads(made)
+
+    def _scans(self, prepared: Prepared, first_slot: Given, results: list[Given]) -> None:
+        from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
+
+        facts, given, values = self.facts, self.given, self.knobs["values"]
+        parts = -(-facts.value_dim // values)
+        ends = ("initial_state", "d_final_state")
+        self.run(
+            kernels.kda_backward_scans,
+            [
+                *map(given.get, ("v", "w", "dO")),
+                *map(by_place, prepared[:5]),
+                *(self._by_place_row(prepared.decay), given["cu_seqlens"], first_slot),
+                *(by_place(given.get(name)) for name in ends),
+                *results,
+                by_place(self.result("d_initial_state", "initial_state")),
+            ],
+            [self.ratios[2], power(facts.key_dim), values, parts, self.by_channel, *(name in given for name in ends)],
+            (facts.sequences, facts.heads, 2 * parts),
+        )
+
+    def _gradients(
+        self, prepared: Prepared, tables: Given, kept: list[Given], chunks: Given, made: Sequence[Given]
+    ) -> _Partial:
+        from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
+
+        facts, given, keys = self.facts, self.given, self.knobs["keys"]
+        parts, places = -(-facts.key_dim // keys), self.slots * facts.heads
+        dq, dk, _ = made
+        partial = _Partial(
+            self.scratch(facts.dtype, *dq[0].shape) if facts.use_qk_l2norm else None,
+            self.scratch(data_type.FLOAT, places, C, facts.key_dim),
+            self.scratch(data_type.FLOAT, places, facts.key_dim),
+            self.scratch(data_type.FLOAT, places * parts, 2, C),
+        )
+        for strong in self.strengths:
+            self.run(
+                kernels.kda_backward_gradients,
+                [
+                    *map(given.get, ("q", "k", "v", "g", "beta", "w", "a_log", "dt_bias", "dO")),
+                    *(tables, *map(by_place, (prepared.q_norms, prepared.k_norms)), prepared.strong),
+                    *(self._by_place_row(prepared.decay), *kept, chunks),
+                    *(partial.d_query or dq, dk, *partial[1:], self.result("dBeta", "beta")),
+                ],
+                [
+                    *(facts.scale, *self.ratios, facts.heads, power(facts.value_dim), keys, parts),
+                    *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
+                    *(*self.channel_options(), strong),
+                ],
+                (places * parts, 1, 1),
+                num_worker_warps=8,
+                occupancy=1,
+            )
+        return partial
+
+    def _finish(
+        self, prepared: Prepared, partial: _Partial, chunks: Given, d_writes: Given, made: Sequence[Given]
+    ) -> None:
+        from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
+
+        facts, given = self.facts, self.given
+        places = self.slots * facts.heads
+        d_a_log = self.scratch(data_type.FLOAT, places) if "a_log" in given else None
+        d_bias = self.scratch(data_type.FLOAT, places, facts.key_dim) if "dt_bias" in given else None
+        self.run(
+            kernels.kda_backward_finish,
+            [
+                *map(given.get, ("q", "v", "g", "beta", "w", "a_log", "dt_bias")),
+                *(by_place(prepared.q_norms), d_writes, *partial, chunks, given["cu_seqlens"], *made),
+                *(self.result("dG", "g"), self.result("dBeta", "beta"), self.result("dW", "w"), d_a_log, d_bias),
+            ],
+            [
+                *(self.ratios[0], self.ratios[2], facts.heads, facts.sequences),
+                *(power(facts.key_dim), power(facts.value_dim), -(-facts.key_dim // self.knobs["keys"])),
+                *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
+                *self.channel_options(),
+            ],
+            (places, 1, 1),
+        )
+        for name, parts, columns in (("a_log", d_a_log, 1), ("dt_bias", d_bias, facts.key_dim)):
+            if parts is not None:
+                array, memory = parts
+                flat = Array(array.dtype, (1, self.slots, facts.heads * columns)), memory
+                self.add_parameter(flat, 0, f"d_{name}", name)
+
+    def _by_place_row(self, decay: Given) -> Given:
+        array, memory = decay
+        return Array(array.dtype, (self.slots * self.facts.heads, self.facts.key_dim)), memory

@@ -1,0 +1,95 @@
+"""What the cuTile programs of Kimi Delta Attention and Gated DeltaNet 2 begin with, each direction alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, power
+from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import data_type
+
+_KEYS, _STRONG_KEYS = 128, 64
+"""Key channels of a chunk that are worked on at a time, and of one with strong gates."""
+_LEAST_MILD = -5.0
+"""A log gate: e^(5 * 16) is finite, also times a key."""
+
+
+class Prepared(NamedTuple):
+    """What `kda_prepare` writes; the norms are None without use_qk_l2norm."""
+
+    inverse: Given
+    attention: Given
+    erase: Given
+    read: Given
+    keep: Given
+    decay: Given
+    q_norms: Given | None
+    k_norms: Given | None
+    strong: Given
+
+
+class KdaLaunch(ChunkedLaunch):
+    """Chunks, and what prepares each one, where every key channel has a gate of its own."""
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether beta has a value for each key channel, and w one for each value column."""
+        return self.facts.operation == "gdn2"
+
+    def channel_options(self) -> tuple[bool | float, ...]:
+        """What the kernels do to g: whether it is safe, has a_log, dt_bias, is linear, and its lower bound."""
+        _, _, safe, a_log, dt_bias, linear = self.gate_options()
+        return safe, a_log, dt_bias, linear, self.facts.gate_lower_bound or 0.0
+
+    @property
+    def strengths(self) -> tuple[bool, ...]:
+        """A kernel for chunks with mild gates, and where gates may be stronger one for the others."""
+        bound = self.facts.gate_lower_bound if self.facts.safe_gate else None
+        return (False,) if bound is not None and bound >= _LEAST_MILD else (False, True)
+
+    def tables(self) -> Given:
+        """The sums of gates that products with `kda_tables` make."""
+        from cudnn_jax.engines.linear_attention import _kda_chunks_cutile as kernels
+
+        tables = self.scratch(data_type.HALF, kernels.TABLES, C, C)
+        self.run(kernels.kda_tables, [tables], [], (kernels.TABLES, 1, 1))
+        return tables
+
+    def prepare_channels(self, chunks: Given, tables: Given) -> Prepared:
+        from cudnn_jax.engines.linear_attention import _kda_chunks_cutile as kernels
+
+        facts = self.facts
+        by_row = (self.slots, facts.heads, C)
+        by_column = (*by_row, facts.key_dim)
+        norms = [self.scratch(data_type.FLOAT, *by_row) if facts.use_qk_l2norm else None for _ in range(2)]
+        made = Prepared(
+            inverse=self.scratch(facts.dtype, *by_row, C),
+            attention=self.scratch(facts.dtype, *by_row, C),
+            erase=self.scratch(facts.dtype, *by_column),
+            read=self.scratch(facts.dtype, *by_column),
+            keep=self.scratch(facts.dtype, *by_column),
+            decay=self.scratch(data_type.FLOAT, self.slots, facts.heads, 1, facts.key_dim),
+            q_norms=norms[0],
+            k_norms=norms[1],
+            strong=self.scratch(data_type.INT32, self.slots, facts.heads),
+        )
+        for strong in self.strengths:
+            keys = min(_STRONG_KEYS if strong else _KEYS, power(facts.key_dim))
+            self.run(
+                kernels.kda_prepare,
+                [*map(self.given.get, ("q", "k", "g", "beta", "a_log", "dt_bias")), chunks, tables, *made],
+                [
+                    *(keys, -(-facts.key_dim // keys), *self.ratios[:2], facts.scale, facts.use_qk_l2norm),
+                    *(self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval, *self.channel_options(), strong),
+                ],
+                (facts.heads, self.slots, 1),
+                **_hints(strong, self.target),
+            )
+        return made
+
+
+def _hints(strong: bool, target: Target) -> dict[str, int]:
+    """Of `kda_prepare`. Where chunks with strong gates are rare, how fast they go does not matter."""
+    if strong or target.sm != 90:
+        return {"num_worker_warps": 8, "occupancy": 1}
+    return {"num_worker_warps": 4, "occupancy": 2}

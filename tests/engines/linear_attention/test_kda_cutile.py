@@ -1,0 +1,115 @@
+"""The cuTile engines of Kimi Delta Attention and Gated DeltaNet 2 without a GPU: what their programs compute in NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from cudnn_jax import _ffi
+from cudnn_jax.engines import planning
+from cudnn_jax.engines.base import Program
+from cudnn_jax.engines.target import named
+from support import cutile_numpy
+from support.gdn_cases import BackwardCase, Case
+from support.linear_attention import Options, Sizes
+
+H200 = named("h200")
+
+PACKED = Sizes((70, 0, 64, 1), key_dim=32, value_dim=48, tail=67)
+SHARED = Sizes((65, 3), heads=(2, 1, 4), key_dim=48, value_dim=16)
+ONE = Sizes((100,), heads=(1, 1, 1), key_dim=16, value_dim=16)
+SAFE = Options(use_qk_l2norm=True, use_beta_sigmoid=True, allow_neg_eigval=True, safe_gate=True)
+UNBOUNDED = Options(safe_gate=True, gate_lower_bound=-30.0)
+NORMAL = Options(use_qk_l2norm=True)
+LINEAR = Options(use_beta_sigmoid=True, gate_domain="linear")
+
+CHUNKED = [
+    Case(PACKED, NORMAL, operation="kda"),
+    Case(SHARED, SAFE, operation="kda"),
+    Case(SHARED, UNBOUNDED, operation="kda", dtype="float16", without=("a_log",)),
+    Case(SHARED, LINEAR, operation="kda", state="bfloat16", gates="bfloat16"),
+    *(Case(ONE, Options(scale=0.7), operation="kda", kind=kind) for kind in ("steep", "strong", "reset", "unwritten")),
+    Case(
+        Sizes((129, 65), key_dim=16, value_dim=16),
+        Options(checkpoint_every_n_tokens=64),
+        operation="kda",
+        without=("initial_state",),
+    ),
+    Case(SHARED, NORMAL, operation="kda", pool=5, overwrite=True),
+    Case(PACKED, NORMAL, operation="gdn2"),
+    Case(SHARED, SAFE, operation="gdn2"),
+]
+BACKWARD = [
+    BackwardCase(PACKED, NORMAL, operation="kda"),
+    BackwardCase(SHARED, SAFE, operation="kda"),
+    BackwardCase(SHARED, UNBOUNDED, operation="kda", dtype="float16", without=("a_log", "initial_state")),
+    BackwardCase(SHARED, LINEAR, operation="kda", gates="bfloat16", final=False),
+    *(BackwardCase(ONE, Options(), operation="kda", kind=kind) for kind in ("steep", "strong", "reset", "unwritten")),
+    BackwardCase(PACKED, Options(), operation="gdn2", final=False),
+    BackwardCase(SHARED, SAFE, operation="gdn2"),
+]
+STEPS = [
+    Case(Sizes((2, 0, 3), key_dim=32, value_dim=48, tail=3), NORMAL, operation="kda"),
+    Case(Sizes((2, 1), heads=(2, 1, 4), key_dim=48, value_dim=16), SAFE, operation="kda", pool=4, overwrite=True),
+    Case(Sizes((2, 1), heads=(2, 1, 4), key_dim=48, value_dim=16), LINEAR, operation="kda", dtype="float16"),
+    Case(Sizes((2, 1), heads=(2, 1, 4), key_dim=48, value_dim=16), SAFE, operation="gdn2"),
+]
+
+
+def check(case: Case, engine: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting of an engine against float64."""
+    given = case.draw(rng)
+    want = case.expected(given)
+    with cutile_numpy.uncompiled(monkeypatch) as known:
+        graph = case.graph(given)
+        graph.create_execution_plans(target=H200, implementation=engine)
+        assert graph.plans
+        for at in range(len(graph.plans)):
+            graph.select_plan(at)
+            _, program = graph.build_plans()
+            got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs], graph.in_place)
+            case.check(graph, got, want)
+
+
+@pytest.mark.parametrize("case", CHUNKED, ids=str)
+def test_every_setting_computes_the_recurrence(case, rng, monkeypatch) -> None:
+    check(case, f"cutile_{case.operation}", rng, monkeypatch)
+
+
+@pytest.mark.parametrize("case", BACKWARD, ids=str)
+def test_every_setting_gives_the_gradients(case, rng, monkeypatch) -> None:
+    check(case, f"cutile_{case.operation}", rng, monkeypatch)
+
+
+@pytest.mark.parametrize("case", STEPS, ids=str)
+def test_token_by_token_computes_the_recurrence(case, rng, monkeypatch) -> None:
+    check(case, f"cutile_{case.operation}_recurrent", rng, monkeypatch)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_rows_of_no_sequence_are_never_read_as_numbers(poison, rng, monkeypatch) -> None:
+    case = BackwardCase(dataclasses.replace(PACKED, tail=5), NORMAL, operation="kda")
+    given = case.draw(rng)
+    want = case.expected(given)
+    for name in ("q", "k", "v", "g", "beta", "dO"):
+        given[name][-5:] = poison
+    with cutile_numpy.uncompiled(monkeypatch) as known:
+        graph = case.graph(given)
+        graph.create_execution_plans(target=H200, implementation="cutile_kda")
+        _, program = graph.build_plans()
+        with np.errstate(invalid="ignore"):
+            got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
+    case.check(graph, got, want)
+
+
+def test_bounded_gates_need_no_second_pass(rng, monkeypatch) -> None:
+    steps = []
+    with cutile_numpy.uncompiled(monkeypatch):
+        for bound in (-5.0, -5.5):
+            case = Case(ONE, dataclasses.replace(SAFE, gate_lower_bound=bound), operation="kda")
+            planned = planning.plan(case.graph(case.draw(rng)), H200, "cutile_kda")
+            assert isinstance(planned.artifact, Program)
+            steps.append(len(_ffi.program_check(planned.artifact.data)["steps"]))
+    assert steps == [4, 5]
