@@ -77,6 +77,7 @@ nb::dict counter_values() {
   values["handler_ns"] = all.handler_ns.load();
   values["library_ns"] = all.library_ns.load();
   values["rebuilds"] = all.rebuilds.load();
+  values["handles"] = all.handles.load();
   return values;
 }
 
