@@ -38,6 +38,11 @@ AHEAD = (1, 2)
 """Counts of devices that programs are built for ahead of time."""
 
 
+Options = dict[str, Any]
+"""For XLA's compiler."""
+QUICK: Options = {"xla_backend_optimization_level": 0}
+
+
 @cache
 def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("train_lm", EXAMPLE)
@@ -54,18 +59,20 @@ def batches(config: Any, text: np.ndarray, count: int, seed: int) -> list[np.nda
 
 
 class Run:
-    """A trainer, its state, and batches that lie on its devices."""
+    """A trainer, its compiled step, and batches that lie on its devices."""
 
-    def __init__(self, config: Any, devices: int, text: np.ndarray, steps: int, seed: int):
+    def __init__(self, config: Any, devices: int, text: np.ndarray, steps: int, seed: int, options: Options):
         self.trainer = example().Trainer(config, steps, None, seed, devices)
         self.batches = [jax.device_put(each, self.trainer.rows) for each in batches(config, text, steps, seed)]
+        arguments = self.trainer.params, self.trainer.opt_state, self.batches[0]
+        self.step = self.trainer.train_step.lower(*arguments).compile(options)
         self.tokens = steps * config.batch * config.context
 
     def losses(self) -> np.ndarray:
         """The loss of each step, from the first parameters on."""
         params, state, found = self.trainer.params, self.trainer.opt_state, []
         for batch in self.batches:
-            params, state, loss = self.trainer.train_step(params, state, batch)
+            params, state, loss = self.step(params, state, batch)
             found.append(loss)
         return np.asarray([float(each) for each in found])
 
@@ -80,13 +87,15 @@ class Run:
         return dict(told.engines())
 
 
-def measure(config: Any, devices: int, steps: int, rounds: int, seed: int) -> dict[str, Any]:
+def measure(config: Any, devices: int, steps: int, rounds: int, seed: int, options: Options) -> dict[str, Any]:
     text, _ = example().read_corpus()
     wide = dataclasses.replace(config, batch=devices * config.batch)
-    alone, spread = Run(config, 1, text, steps, seed), Run(wide, devices, text, steps, seed)
-    curves = {"one device": Run(wide, 1, text, steps, seed).losses(), "all devices": spread.losses()}
+    alone, whole, spread = (
+        Run(sized, count, text, steps, seed, options) for sized, count in ((config, 1), (wide, 1), (wide, devices))
+    )
+    curves = {"one device": whole.losses(), "all devices": spread.losses()}
     difference = float(np.max(np.abs(curves["all devices"] / curves["one device"] - 1)))
-    alone.losses()  # compiles
+    alone.losses()  # loads
     rates = np.asarray([[run.tokens_per_second() for run in (alone, spread)] for _ in range(rounds)])
     ratios = rates[:, 1] / (devices * rates[:, 0])
     return {
@@ -137,7 +146,7 @@ def main(argv: list[str]) -> int:
     if devices < 2:
         console.print("needs 2 devices or more, here is 1")
         return 2
-    found = measure(config, devices, args.steps, args.rounds, args.seed)
+    found = measure(config, devices, args.steps, args.rounds, args.seed, QUICK if args.quick else {})
     for name, of in found["tokens_per_second"].items():
         console.print(f"{name}: {of['median']:,.0f} ±{of['spread']:,.0f} tokens/s", highlight=False)
     console.print(f"weak scaling over {devices} devices: {found['ratio']:.3f} ±{found['ratio_spread']:.3f} of linear")
