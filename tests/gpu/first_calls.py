@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import pytest
 
+from cudnn_jax import _ffi
 from gpu.poison import poisoned_outputs
 from gpu.running import child
 from support.attention.harness import QUICK
@@ -91,6 +92,7 @@ def run(mode: str, file: Path) -> None:
             same_bits(each, results[0])
     for _, canaries in held:
         same_bits(canaries, patterns * 2)
+    print(_ffi.counters()["handles"], "handles of cuDNN in", mode)
 
 
 def processes(count: int, at_once: int, timeout: float, prefix: tuple[str, ...] = ()) -> list[str]:

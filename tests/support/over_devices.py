@@ -82,7 +82,7 @@ def expected(name: str, sizes: tuple[int, ...], dtype: str) -> list[np.ndarray]:
 
 def close(got: Arrays, want: Arrays, dtype: str) -> None:
     """Norms of differences; NaN, which poisoned outputs hold, is never close."""
-    limit = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    limit = {"float32": 1e-5, "bfloat16": 3e-2}[dtype]
     for at, (x, y) in enumerate(zip(got, want, strict=True)):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
         assert np.linalg.norm(x - y) <= limit * np.linalg.norm(y), f"result {at}"
