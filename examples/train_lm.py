@@ -52,8 +52,8 @@ class Config:
     learning_rate: float = 3e-3
 
     @classmethod
-    def for_backend(cls) -> Config:
-        if jax.default_backend() == "gpu":
+    def for_backend(cls, backend: str | None = None) -> Config:
+        if (backend or jax.default_backend()) == "gpu":
             return cls(batch=128, dtype=jnp.bfloat16)
         return cls(batch=8, dtype=jnp.float32)
 

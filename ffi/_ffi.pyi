@@ -34,7 +34,7 @@ def ffi_type(platform: str) -> dict[str, object]:
 
 def counters() -> dict[str, int]:
     """
-    Process-wide counts: programs, states, loads, images, executions, cuDNN plans built again, the host nanoseconds inside execute, and those inside the launching calls while measure_library_calls is on.
+    Process-wide counts: programs, states, loads, images, executions, cuDNN plans built again, cuDNN handles, the host nanoseconds inside execute, and those inside the launching calls while measure_library_calls is on.
     """
 
 def measure_library_calls(on: bool) -> None:

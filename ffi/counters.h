@@ -20,6 +20,7 @@ struct Counters {
   std::atomic<int64_t> library_ns{
       0};                            // the part of it inside the calls that launch, while those are measured
   std::atomic<int64_t> rebuilds{0};  // cuDNN plans that were built again on loading
+  std::atomic<int64_t> handles{0};   // of cuDNN, made to run plans or to plan
 };
 
 inline Counters& counters() {

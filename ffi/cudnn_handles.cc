@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ffi/capture.h"
+#include "ffi/counters.h"
 #include "ffi/per_device.h"
 
 namespace cudnn_jax {
@@ -19,6 +20,7 @@ CudnnHandlePool::Entry* CudnnHandlePool::make() {
   RelaxedCapture relaxed;
   cudnnHandle_t handle = nullptr;
   cudnn().check(cudnn().create(&handle), "cudnnCreate");
+  add(counters().handles);
   return new Entry{handle, kDefaultStream, std::move(variant_pack)};
 }
 

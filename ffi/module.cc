@@ -77,6 +77,7 @@ nb::dict counter_values() {
   values["handler_ns"] = all.handler_ns.load();
   values["library_ns"] = all.library_ns.load();
   values["rebuilds"] = all.rebuilds.load();
+  values["handles"] = all.handles.load();
   return values;
 }
 
@@ -160,9 +161,9 @@ NB_MODULE(_ffi, m) {
   m.def("ffi_type", &ffi_type, "platform"_a, nb::sig("def ffi_type(platform: str) -> dict[str, object]"),
         "The state type that jax.ffi.register_ffi_type takes; the type comes before its target.");
   m.def("counters", &counter_values, nb::sig("def counters() -> dict[str, int]"),
-        "Process-wide counts: programs, states, loads, images, executions, cuDNN plans built again, the host "
-        "nanoseconds "
-        "inside execute, and those inside the launching calls while measure_library_calls is on.");
+        "Process-wide counts: programs, states, loads, images, executions, cuDNN plans built again, cuDNN "
+        "handles, the host nanoseconds inside execute, and those inside the launching calls while "
+        "measure_library_calls is on.");
   m.def(
       "measure_library_calls", [](bool on) { measures_library_calls().store(on, std::memory_order_relaxed); },
       "on"_a,

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gdn, norm, pointwise
+from benchmarks import gdn, norm, pointwise, scaling
 from cudnn_jax.engines import cache, planning
 from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.planning import pygraph, stored_of
 from cudnn_jax.engines.store import Store
 from cudnn_jax.engines.target import Target, named
 from gpu import (
+    devices_programs,
     gdn_backward_programs,
     gdn_programs,
     gdn_recurrent_programs,
@@ -48,12 +49,15 @@ def main(argv: list[str]) -> int:
         return 2
     os.environ["CUDNN_JAX_CUTILE_GDN"] = "1"
     folder, target = Path(argv[0]), named("h200")
-    benchmarks = itertools.chain(norm.programs(), pointwise.programs(target), gdn.programs(target))
+    benchmarks = itertools.chain(
+        norm.programs(), pointwise.programs(target), gdn.programs(target), scaling.programs(target)
+    )
     print(fill(folder / "benchmarks", target, benchmarks), "programs of benchmarks")
     with poisoned_outputs(pytest.MonkeyPatch()):
         planning.clear_memo()  # those were not poisoned
         ours = (norm_programs, gdn_programs, gdn_recurrent_programs, gdn_backward_programs)
-        tests = itertools.chain(*(each.programs() for each in ours), pointwise_programs.programs(target))
+        targeted = (pointwise_programs, devices_programs)
+        tests = itertools.chain(*(each.programs() for each in ours), *(each.programs(target) for each in targeted))
         print(fill(folder / "tests", target, tests), "programs of tests")
     return 0
 

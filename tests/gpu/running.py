@@ -1,8 +1,13 @@
-"""A graph run with a named plan, which a compiler here makes or a folder of programs serves."""
+"""A graph run with a named plan, which a compiler here makes or a folder of programs serves; modules run as processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,9 +27,36 @@ def run(graph: pygraph, arrays: Sequence[Any], implementation: str) -> tuple[jax
         with jax.enable_x64(True):  # offsets of 64 bits stay what they are
             return fn(*map(jnp.asarray, arrays))
     except GraphNotSupportedError as error:
-        try:
-            cutile.available()
-        except ImportError as missing:
-            if cache.ahead_of_time_store() is None:
-                pytest.skip(f"{missing}; CUDNN_JAX_PROGRAMS names no folder")
+        skip_without_programs()
         raise error
+
+
+def skip_without_programs() -> None:
+    """Skips, with the reason, where there is neither the compiler nor a folder of programs."""
+    try:
+        cutile.available()
+    except ImportError as missing:
+        if cache.ahead_of_time_store() is None:
+            pytest.skip(f"{missing}; CUDNN_JAX_PROGRAMS names no folder")
+
+
+def child(
+    module: str, *arguments: str, environment: Mapping[str, str], prefix: tuple[str, ...] = (), timeout: float = 400
+) -> str:
+    """Runs a module in a process of its own; returns what it printed."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    own = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONPATH": path, **environment}
+    command = [*prefix, sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, timeout=timeout)
+    assert done.returncode == 0, done.stdout[:3000] + done.stderr[-3000:]
+    return done.stdout
+
+
+def sanitizer(tool: str) -> tuple[str, ...]:
+    """The command in front of a process that compute-sanitizer is to watch; skips where there is none."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(program).exists():
+        pytest.skip("no compute-sanitizer")
+    # Calls that fail on purpose are not reported: a kernel's parameters are counted by asking until there is no more.
+    options = ("--report-api-errors", "no") if tool == "memcheck" else ()
+    return program, "--tool", tool, "--error-exitcode", "9", *options

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +12,7 @@ import pytest
 
 from cudnn_jax import _ffi
 from gpu import runtime_programs
+from gpu.running import child, sanitizer
 
 COMMAND_BUFFERS = {
     "off": "--xla_gpu_enable_command_buffer=",
@@ -23,22 +20,14 @@ COMMAND_BUFFERS = {
 }
 
 
-def child(mode: str, *arguments: str, flags: str = "", prefix: tuple[str, ...] = (), timeout: int = 400) -> str:
-    environment = os.environ | {
-        "XLA_FLAGS": flags,
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
-    }
-    command = [*prefix, sys.executable, "-m", "gpu.runtime_programs", mode, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
-    assert done.returncode == 0, done.stdout[:3000] + done.stderr[-3000:]
-    return done.stdout
+def said(mode: str, *arguments: str, flags: str = "", prefix: tuple[str, ...] = ()) -> str:
+    return child("gpu.runtime_programs", mode, *arguments, environment={"XLA_FLAGS": flags}, prefix=prefix)
 
 
 def test_command_buffers_give_the_same_bits(tmp_path: Path) -> None:
     executions = {}
     for name, flags in COMMAND_BUFFERS.items():
-        executions[name] = int(child("bits", str(tmp_path / f"{name}.npz"), flags=flags))
+        executions[name] = int(said("bits", str(tmp_path / f"{name}.npz"), flags=flags))
     # A recorded call reaches the handler when it is recorded, not each time it is replayed.
     assert executions["on"] < executions["off"]
     off, on = (np.load(tmp_path / f"{name}.npz") for name in ("off", "on"))
@@ -48,13 +37,8 @@ def test_command_buffers_give_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_compute_sanitizer_is_clean(tool: str) -> None:
-    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(sanitizer).exists():
-        pytest.skip("no compute-sanitizer")
-    # Calls that fail on purpose are not reported: a kernel's parameters are counted by asking until there is no more.
-    options = ("--report-api-errors", "no") if tool == "memcheck" else ()
-    said = child("once", prefix=(sanitizer, "--tool", tool, "--error-exitcode", "9", *options))
-    assert "0 errors" in said or "0 hazards" in said, said[-2000:]
+    text = said("once", prefix=sanitizer(tool))
+    assert "0 errors" in text or "0 hazards" in text, text[-2000:]
 
 
 def test_threads_run_one_program_at_once(rng: np.random.Generator) -> None:

@@ -17,15 +17,13 @@ from jax.sharding import PartitionSpec as P
 import cudnn_jax
 from support import linear_attention as oracle
 from support.attention.harness import QUICK
+from support.over_devices import SUM, communication
 
 if jax.device_count() < 8:
     pytest.skip("needs 8 devices; tests/conftest.py asks XLA for them on a CPU", allow_module_level=True)
 
 Arrays = dict[str, jax.Array]
 Function = Callable[[Arrays], Any]
-
-MOVES = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
-SUM = "all-reduce"
 
 
 def mesh_of(kind: AxisType = AxisType.Auto, sizes: tuple[int, ...] = (2, 4)) -> jax.sharding.Mesh:
@@ -141,10 +139,6 @@ def close(got: Any, want: Any) -> None:
 
 def place(given: Arrays, specs: Mapping[str, P], mesh: jax.sharding.Mesh = MESH) -> Arrays:
     return {name: jax.device_put(x, NamedSharding(mesh, specs.get(name, P()))) for name, x in given.items()}
-
-
-def communication(text: str) -> set[str]:
-    return {found for found in (*MOVES, SUM) if re.search(rf" {found}(-start)?\(", text)}
 
 
 def run(fn: Function, *given: Any) -> tuple[Any, str]:
