@@ -178,7 +178,7 @@ def _squares(g: Array, q: Array, e: Array, k: Array) -> tuple[Array, Array, Arra
     def met(rows: Array) -> Array:
         return jnp.sum(jnp.where(pairs[:, None, None], product("lnhik,lnhjk->lnhij", halved * rows, keys), 0), axis=0)
 
-    diagonal = jnp.eye(g.shape[2]) * jnp.sum(q * k, axis=-1, keepdims=True)
+    diagonal = jnp.eye(g.shape[2], dtype=jnp.float32) * jnp.sum(q * k, axis=-1, keepdims=True)
     return diagonal + met(q), met(e), factors[0], factors[1]
 
 
@@ -229,7 +229,8 @@ class _Linear:
             w=w,
             u=u,
             reads=part["read"] - product("nhcd,nhdk->nhck", part["p"], w),
-            through=part["whole"][..., None] * jnp.eye(w.shape[-1]) - product("nhck,nhcj->nhkj", w, part["write"]),
+            through=part["whole"][..., None] * jnp.eye(w.shape[-1], dtype=jnp.float32)
+            - product("nhck,nhcj->nhkj", w, part["write"]),
             added=product("nhcv,nhck->nhvk", u, part["write"]),
         )
 

@@ -139,3 +139,11 @@ def test_autotune_draws_operands_that_mean_something() -> None:
     told = cudnn_jax.autotune(lambda *x, cu: cudnn_jax.gdn2(*x, cu_seqlens=cu)[0], *[rows] * 6, cu=cu, quiet=True)
     (row,) = told.rows
     assert (row["operation"], row["chosen"], row["plans"][0]["verdict"]) == ("gdn2_fwd", "xla", "timed")
+
+
+def test_64_bit_mode_changes_no_type(rng: np.random.Generator) -> None:
+    given = fresh(rng)
+    with jax.enable_x64(True):
+        grads = jax.grad(loss)(given)
+    assert {name: x.dtype for name, x in grads.items()} == {name: x.dtype for name, x in given.items()}
+    close(grads, GRADIENT(given))
