@@ -469,7 +469,7 @@ def _check_heads(sizes: Mapping[str, int]) -> int:
 
 
 def _check_sequences(cu_seqlens: Any, total: int) -> Any:
-    rule = "where each packed sequence starts, and where the last one ends: (n + 1,)"
+    rule = "(n + 1,), where each packed sequence starts and the last one ends"
     made = check.array("cu_seqlens", cu_seqlens, rank=(1,), layout=rule)
     check.dtype("cu_seqlens", cu_seqlens, (jnp.int32, jnp.int64))
     if made.shape[0] == 0:

@@ -43,6 +43,7 @@ BAD = [
     (BATCHED, {"g": zeros(2, 5, 2)}, ValueError, r"g has shape \(2, 5, 2\), expected \(2, 5, 4\)"),
     (BATCHED, {"g": zeros(2, 5, 4, 4)}, ValueError, r"g has shape .* the rule: \(B, T, HO\)"),
     (BATCHED, {"beta": zeros(2, 5, 4, dtype=BF16)}, TypeError, "beta has dtype bfloat16; the rule: float32 or q's"),
+    (PACKED, {"cu_seqlens": [0, 10]}, TypeError, r"cu_seqlens is a list; the rule: .* shape \(n \+ 1,\), where"),
     (PACKED, {"cu_seqlens": jnp.array([0.0, 10.0])}, TypeError, "cu_seqlens has dtype float32; the rule: int32 or"),
     (PACKED, {"cu_seqlens": zeros(2, 2, dtype=jnp.int32)}, ValueError, r"cu_seqlens has shape \(2, 2\); the rule"),
     (PACKED, {"cu_seqlens": zeros(0, dtype=jnp.int32)}, ValueError, r"cu_seqlens has shape \(0,\); the rule"),
