@@ -221,17 +221,10 @@ _FORWARD_OUTPUTS = (
         like="q",
     ),
 )
-_GRADIENTS = {
-    "q": "dQ",
-    "k": "dK",
-    "v": "dV",
-    "g": "dG",
-    "beta": "dBeta",
-    "w": "dW",
-    "initial_state": "d_initial_state",
-    "a_log": "d_a_log",
-    "dt_bias": "d_dt_bias",
-}
+PER_TOKEN = {"q": "dQ", "k": "dK", "v": "dV", "g": "dG", "beta": "dBeta", "w": "dW"}
+PER_HEAD = {"a_log": "d_a_log", "dt_bias": "d_dt_bias"}
+"""Input port -> its gradient: of ports whose rows are tokens, and of those whose rows are heads of gates."""
+GRADIENTS = {**PER_TOKEN, "initial_state": "d_initial_state", **PER_HEAD}
 
 
 def _pair(
@@ -264,7 +257,7 @@ def _pair(
         )
 
     gradients = tuple(
-        _gradient(gradient, of, _PORTS[of].optional) for of, gradient in _GRADIENTS.items() if of not in absent
+        _gradient(gradient, of, _PORTS[of].optional) for of, gradient in GRADIENTS.items() if of not in absent
     )
     return (
         operation("", summary, _BACKWARD_ONLY, _FORWARD_OUTPUTS),

@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from cudnn_jax.engines.linear_attention import _inputs
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
-from cudnn_jax.graph.linear_attention import GATE_LOWER_BOUND
+from cudnn_jax.graph.linear_attention import GATE_LOWER_BOUND, GRADIENTS
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops import _linear_stacked
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
@@ -27,17 +27,6 @@ from cudnn_jax.ops._sharding import BATCH, HEADS, Axes
 
 _IO = (jnp.bfloat16, jnp.float16, jnp.float32)
 _STATE = (jnp.float32, jnp.bfloat16)
-_GRADIENTS = {
-    "q": "dQ",
-    "k": "dK",
-    "v": "dV",
-    "g": "dG",
-    "beta": "dBeta",
-    "w": "dW",
-    "initial_state": "d_initial_state",
-    "a_log": "d_a_log",
-    "dt_bias": "d_dt_bias",
-}
 _ON_DEMAND = ("initial_state", "a_log", "dt_bias")
 """Operands whose gradient is made only where it is asked for."""
 
@@ -99,7 +88,7 @@ class LinearAttention:
                 results=self._backward_results,
                 unfolded=self._unfolded_backward,
                 stacked=partial(self._stacked, backward=True),
-                gradients={gradient: name for name, gradient in _GRADIENTS.items()},
+                gradients={gradient: name for name, gradient in GRADIENTS.items()},
                 is_reverse=True,
                 **common,
             )
@@ -271,9 +260,9 @@ class LinearAttention:
         wired = dict(operands) | {"dO": jnp.zeros(out.shape, out.dtype) if given["O"] is None else given["O"]}
         if d_final is not None:
             wired["d_final_state"] = d_final
-        wanted = frozenset(_GRADIENTS[name] for name in _ON_DEMAND if name in moving)
+        wanted = frozenset(GRADIENTS[name] for name in _ON_DEMAND if name in moving)
         made = self.backward.bind(replace(config, gradients=wanted), match_manual_axes(wired))
-        return {name: made[_GRADIENTS[name]] for name in moving}
+        return {name: made[GRADIENTS[name]] for name in moving}
 
     # Graphs
 
@@ -293,7 +282,7 @@ class LinearAttention:
     def _build_backward(self, config: LinearConfig, avals: Avals) -> BuiltGraph:
         graph, tensors, constants = _start(avals)
         made = getattr(graph, f"{self.name}_bwd")(**tensors, **config.attributes(self._attribute_names()))
-        names = [gradient for name, gradient in _GRADIENTS.items() if name in (*tensors, *_ON_DEMAND)]
+        names = [gradient for name, gradient in GRADIENTS.items() if name in (*tensors, *_ON_DEMAND)]
         wanted = self._backward_results(config, avals)
         gradients = {name: made for name, made in zip(names, made, strict=True) if name in wanted}
         results = _outputs(tuple(gradients), tuple(gradients.values()))
@@ -326,7 +315,7 @@ class LinearAttention:
     def _backward_results(self, config: LinearConfig, avals: Avals) -> dict[str, jax.ShapeDtypeStruct]:
         return {
             gradient: jax.ShapeDtypeStruct(avals[name].shape, avals[name].dtype)
-            for name, gradient in _GRADIENTS.items()
+            for name, gradient in GRADIENTS.items()
             if name in avals and (name not in _ON_DEMAND or gradient in config.gradients)
         }
 
@@ -389,7 +378,7 @@ def _hoisted(
         for name, x in parts.items():
             if name != "g":
                 made[name] = made[name].sum(axis=(*tokens, *range(len(tokens) + x.ndim, d_g.ndim)))
-        return {_GRADIENTS[name]: made[name].astype(x.dtype) for name, x in parts.items()}
+        return {GRADIENTS[name]: made[name].astype(x.dtype) for name, x in parts.items()}
 
     return rest, back
 
@@ -400,7 +389,7 @@ def _axes(config: LinearConfig, avals: Avals) -> Axes:
     batch = None if packed or "state_indices" in avals else BATCH
     row, state = (HEADS, None), (batch, HEADS, None, None)
     tokens: tuple[str | None, ...] = (None,) if packed else (batch, None)
-    made: dict[str, tuple[str | None, ...]] = dict.fromkeys(_linear_stacked.PER_TOKEN, (*tokens, *row))
+    made: dict[str, tuple[str | None, ...]] = dict.fromkeys(_linear_stacked.WITH_TOKENS, (*tokens, *row))
     made |= dict.fromkeys(("initial_state", "final_state", "d_initial_state", "d_final_state"), state)
     made |= {"state_checkpoints": (*tokens, *row, None)}
     made |= dict.fromkeys(("a_log", "dt_bias", "d_a_log", "d_dt_bias"), row)
@@ -435,7 +424,7 @@ def _start(avals: Avals) -> tuple[pygraph, dict[str, Tensor], list[tuple[Tensor,
 
     tensors = {}
     for name, aval in avals.items():
-        flat = not packed and name in _linear_stacked.PER_TOKEN
+        flat = not packed and name in _linear_stacked.WITH_TOKENS
         shape = (aval.shape[0] * aval.shape[1], *aval.shape[2:]) if flat else aval.shape
         tensors[name] = tensor(name, shape, aval.dtype)
     if packed:

@@ -12,7 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-PER_TOKEN = ("q", "k", "v", "g", "beta", "w", "O", "dO", "dQ", "dK", "dV", "dG", "dBeta", "dW")
+from cudnn_jax.graph.linear_attention import PER_TOKEN
+
+WITH_TOKENS = ("O", "dO", *PER_TOKEN, *PER_TOKEN.values())
 """Ports whose rows are tokens: (B, T, ...) outside a graph, (total, ...) inside."""
 _PER_SEQUENCE = ("initial_state", "final_state", "d_initial_state", "d_final_state")
 
@@ -44,7 +46,7 @@ def packed(bind: Bind, config: Any, operands: Arrays) -> dict[str, jax.Array]:
         if name == "state_checkpoints":
             return _own_checkpoints(x, cu_seqlens, total, config.checkpoint_every_n_tokens)
         x = x.reshape(size, -1, *x.shape[1:])
-        if name in PER_TOKEN:
+        if name in WITH_TOKENS:
             return jnp.where(inside.reshape(*inside.shape, *(1,) * (x.ndim - 2)), x, 0)
         return x[:, :-1]
 

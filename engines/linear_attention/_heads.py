@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cudnn_jax.engines.linear_attention import _ports
+from cudnn_jax.graph.linear_attention import PER_HEAD
 
 if TYPE_CHECKING:
     from cudnn_jax.engines.linear_attention.facts import LinearFacts
@@ -21,7 +22,7 @@ Array = jax.Array
 _AT_ONCE = {"cpu": 1 << 18}
 """Elements of a turn's keys and values. Memory that a process has not touched yet costs a CPU more than the arithmetic
 does; where there are thousands of cores, heads beside each other fill them."""
-_FIRST_AXIS = (*_ports.PER_HEAD, *_ports.PER_HEAD.values())
+_FIRST_AXIS = (*PER_HEAD, *PER_HEAD.values())
 _NO_HEADS = ("cu_seqlens", "state_indices")
 
 

@@ -53,11 +53,7 @@ def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None)
 
 
 def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
-    def run(*arrays: Array) -> tuple[Array, ...]:
-        given = _ports.named(facts, arrays)
-        initial = _ports.initial_state(facts, given)
-        if facts.total == 0 or facts.sequences == 0:
-            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"final_state": initial})
+    def run(given: _ports.Arrays, initial: Array) -> _ports.Arrays:
         part = _Chunks.of(facts, given, platform, chunk)
         start, u = _forward_scan(part, initial)
         o = facts.scale * part.from_start[..., None] * product("nhck,nhvk->nhcv", part.q, start)
@@ -71,9 +67,9 @@ def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Fun
             before = part.from_start[slot, :, row][..., None, None] * start[slot]
             return before + product("rhcv,rhck->rhvk", u[slot], k)
 
-        return _ports.ordered(facts, given, made | _ports.kept_states(facts, part.slots, state, initial))
+        return made | _ports.kept_states(facts, part.slots, state, initial)
 
-    return run
+    return _ports.forward(facts, run)
 
 
 def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> _ports.Function:
@@ -82,20 +78,14 @@ def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None
 
 
 def _backward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
-    def run(*arrays: Array) -> tuple[Array, ...]:
-        given = _ports.named(facts, arrays)
-        initial = _ports.initial_state(facts, given)
-        d_final = given["d_final_state"].astype(jnp.float32) if "d_final_state" in given else jnp.zeros_like(initial)
-        if facts.total == 0 or facts.sequences == 0:
-            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"d_initial_state": d_final})
+    def run(given: _ports.Arrays, initial: Array, d_final: Array) -> _ports.Arrays:
         part = _Chunks.of(facts, given, platform, chunk)
         start, u = _forward_scan(part, initial)
         d_o = part.slots.cut(given["dO"]).astype(jnp.float32)
         end, w, d_initial = _backward_scan(part, d_o, d_final)
-        made = _gradients(part, start, u, d_o, end, w)
-        return _ports.ordered(facts, given, made | {"d_initial_state": d_initial})
+        return _gradients(part, start, u, d_o, end, w) | {"d_initial_state": d_initial}
 
-    return run
+    return _ports.backward(facts, run)
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,13 @@ from cudnn_jax.engines.linear_attention import _inputs, _ports
 from cudnn_jax.engines.linear_attention._heads import in_turn
 from cudnn_jax.engines.linear_attention._products import inverse, product
 from cudnn_jax.engines.linear_attention._slots import Rows, Slots, slots_of
+from cudnn_jax.graph.linear_attention import PER_HEAD, PER_TOKEN
 
 if TYPE_CHECKING:
     from cudnn_jax.engines.linear_attention.facts import LinearFacts
 
 Array = jax.Array
-Arrays = dict[str, Array]
+Arrays = _ports.Arrays
 
 
 def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> _ports.Function:
@@ -47,11 +48,7 @@ def forward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None)
 
 
 def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
-    def run(*arrays: Array) -> tuple[Array, ...]:
-        given = _ports.named(facts, arrays)
-        initial = _ports.initial_state(facts, given)
-        if facts.total == 0 or facts.sequences == 0:
-            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"final_state": initial})
+    def run(given: Arrays, initial: Array) -> Arrays:
         slots = slots_of(facts, given["cu_seqlens"], platform, chunk)
         part, (g, k) = _chunks(facts, slots, _operands(slots, given))
         linear = _Linear.of(part)
@@ -70,9 +67,9 @@ def _forward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Fun
             kept = jnp.exp(jnp.sum(short, axis=2))[:, :, None] * start[slot]
             return kept + product("rhcv,rhck->rhvk", u[slot], written)
 
-        return _ports.ordered(facts, given, made | _ports.kept_states(facts, slots, state, initial))
+        return made | _ports.kept_states(facts, slots, state, initial)
 
-    return run
+    return _ports.forward(facts, run)
 
 
 def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None) -> _ports.Function:
@@ -81,12 +78,7 @@ def backward(facts: LinearFacts, platform: str = "cpu", chunk: int | None = None
 
 
 def _backward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Function:
-    def run(*arrays: Array) -> tuple[Array, ...]:
-        given = _ports.named(facts, arrays)
-        initial = _ports.initial_state(facts, given)
-        d_final = given["d_final_state"].astype(jnp.float32) if "d_final_state" in given else jnp.zeros_like(initial)
-        if facts.total == 0 or facts.sequences == 0:
-            return _ports.ordered(facts, given, _ports.blank(facts, given) | {"d_initial_state": d_final})
+    def run(given: Arrays, initial: Array, d_final: Array) -> Arrays:
         slots = slots_of(facts, given["cu_seqlens"], platform, chunk)
         part, back, _ = jax.vjp(partial(_chunks, facts, slots), _operands(slots, given), has_aux=True)
         d_o = slots.cut(given["dO"]).astype(jnp.float32)
@@ -107,17 +99,17 @@ def _backward(facts: LinearFacts, platform: str, chunk: int | None) -> _ports.Fu
                 "whole": jnp.sum(start * end, axis=-2),
             }
         )
-        made = {name: slots.joined(gradients[port]) for port, name in _ports.PER_TOKEN.items() if port in gradients}
-        made |= {name: gradients[port] for port, name in _ports.PER_HEAD.items() if port in gradients}
-        return _ports.ordered(facts, given, made | {"d_initial_state": d_initial})
+        made = {name: slots.joined(gradients[port]) for port, name in PER_TOKEN.items() if port in gradients}
+        made |= {name: gradients[port] for port, name in PER_HEAD.items() if port in gradients}
+        return made | {"d_initial_state": d_initial}
 
-    return run
+    return _ports.backward(facts, run)
 
 
 def _operands(slots: Slots, given: Arrays) -> Arrays:
     """In float32; those with tokens by slot, heads and row."""
-    cut = {port: slots.cut(given[port]).astype(jnp.float32) for port in _ports.PER_TOKEN if port in given}
-    return cut | {port: given[port].astype(jnp.float32) for port in _ports.PER_HEAD if port in given}
+    cut = {port: slots.cut(given[port]).astype(jnp.float32) for port in PER_TOKEN if port in given}
+    return cut | {port: given[port].astype(jnp.float32) for port in PER_HEAD if port in given}
 
 
 def _chunks(facts: LinearFacts, slots: Slots, given: Arrays) -> tuple[Arrays, tuple[Array, Array]]:
