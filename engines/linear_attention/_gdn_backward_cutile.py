@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
-    GATE_FLOOR,
-    LOG2_E,
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import GATE_FLOOR, LOG2_E, load_span, power
+from cudnn_jax.engines.linear_attention._tiles_cutile import (
     C,
-    load_span,
-    power,
+    load_numbers,
+    load_part,
+    load_rows,
+    product,
     rows_of,
+    store_numbers,
+    store_part,
+    store_rows,
+    through_strength,
+    token,
     wide,
 )
 
 Static = ct.Constant
+
+_LATENCY = 3
+"""Of the scans' loads."""
 
 ERASE, READ, KEEP, DECAY = range(4)
 """A chunk's factors, of row i: e^G_i, SCALE e^G_i, beta_i e^(G_last - G_i) and e^G_last, with k's norm in the first and
@@ -58,17 +67,6 @@ def _heads(array, slot, part, HEADS):
     return ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
 
 
-def _rows(array, at, head, column, WIDTH):
-    """Chunk `at` of one head of a sequence (tokens, heads, dim), columns from column * WIDTH on: (C, WIDTH)."""
-    return ct.reshape(
-        ct.load(array, (at, head, column), (C, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO, latency=3), (C, WIDTH)
-    )
-
-
-def _store_rows(array, at, head, column, tile):
-    ct.store(array, (at, head, column), ct.reshape(tile, (C, 1, tile.shape[1])))
-
-
 def _square(array, place):
     return ct.reshape(ct.load(array, (place, 0, 0), (1, C, C), latency=3), (C, C))
 
@@ -89,21 +87,6 @@ def _touch(factors, place):
     return ct.load(factors, (place, 0, 0), (1, 4, C), check_bounds=False, allow_tma=False)
 
 
-def _state(array, place, row, column, ROWS, COLS):
-    """Part of a state of an array (states, V, K)."""
-    return ct.reshape(
-        ct.load(array, (place, row, column), (1, ROWS, COLS), padding_mode=ct.PaddingMode.ZERO), (ROWS, COLS)
-    )
-
-
-def _store_state(array, place, row, tile):
-    ct.store(array, (place, row, 0), ct.reshape(tile, (1, tile.shape[0], tile.shape[1])))
-
-
-def _product(x, y):
-    return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
-
-
 def _forward(
     k, v, inverse, factors, initial, states, writes, first, count, origin, head, part, ratios, K, PART, INITIAL
 ):
@@ -111,19 +94,19 @@ def _forward(
     heads, spare = ct.num_blocks(1), factors.shape[0] - 1
     state = ct.zeros((PART, K), ct.float32)
     if INITIAL:
-        state = wide(_state(initial, origin, part, 0, PART, K))
+        state = wide(load_part(initial, origin, part, 0, PART, K))
     touched = coming = ct.zeros((1, 4, C), ct.float32)
     for at in range(count):
         place = (first + at) * heads + head
         touched = touched + coming
         coming = _touch(factors, ct.minimum(place + heads, spare))
-        keys = _rows(k, at, head // K_RATIO, 0, K)
-        values = _rows(v, at, head // V_RATIO, part, PART)
+        keys = load_rows(k, at, head // K_RATIO, 0, K, _LATENCY)
+        values = load_rows(v, at, head // V_RATIO, part, PART, _LATENCY)
         held = ct.astype(state, keys.dtype)
-        _store_state(states, place, part, held)
-        missed = wide(ct.transpose(values)) - _factor(factors, place, ERASE) * _product(held, ct.transpose(keys))
-        made = _product(ct.astype(missed, keys.dtype), ct.transpose(_square(inverse, place)))
-        _store_rows(writes, at, head, part, ct.transpose(ct.astype(made, keys.dtype)))
+        store_part(states, place, part, 0, held)
+        missed = wide(ct.transpose(values)) - _factor(factors, place, ERASE) * product(held, ct.transpose(keys))
+        made = product(ct.astype(missed, keys.dtype), ct.transpose(_square(inverse, place)))
+        store_rows(writes, at, head, part, ct.transpose(ct.astype(made, keys.dtype)))
         kept = ct.astype(made * _factor(factors, place, KEEP), keys.dtype)
         state = ct.mma(kept, keys, state * _decay(factors, place, PART))
     ct.store(factors, (spare, 0, 0), touched, check_bounds=False, allow_tma=False)
@@ -155,27 +138,27 @@ def _reverse(
     heads, spare = ct.num_blocks(1), factors.shape[0] - 1
     state = ct.zeros((PART, K), ct.float32)
     if FINAL:
-        state = wide(_state(d_final, origin, part, 0, PART, K))
+        state = wide(load_part(d_final, origin, part, 0, PART, K))
     touched = coming = ct.zeros((1, 4, C), ct.float32)
     for step in range(count):
         at = count - 1 - step
         place = (first + at) * heads + head
         touched = touched + coming
         coming = _touch(factors, ct.maximum(place - heads, 0))
-        queries = _rows(q, at, head // Q_RATIO, 0, K)
-        keys = _rows(k, at, head // K_RATIO, 0, K)
-        grads = ct.transpose(_rows(d_out, at, head, part, PART))
+        queries = load_rows(q, at, head // Q_RATIO, 0, K, _LATENCY)
+        keys = load_rows(k, at, head // K_RATIO, 0, K, _LATENCY)
+        grads = ct.transpose(load_rows(d_out, at, head, part, PART, _LATENCY))
         held = ct.astype(state, keys.dtype)
-        _store_state(d_states, place, part, held)
-        d_writes = _product(grads, _square(attention, place))
-        d_writes = d_writes + _factor(factors, place, KEEP) * _product(held, ct.transpose(keys))
-        made = _product(ct.astype(d_writes, keys.dtype), _square(inverse, place))
-        _store_rows(d_values, at, head, part, ct.transpose(ct.astype(made, keys.dtype)))
+        store_part(d_states, place, part, 0, held)
+        d_writes = product(grads, _square(attention, place))
+        d_writes = d_writes + _factor(factors, place, KEEP) * product(held, ct.transpose(keys))
+        made = product(ct.astype(d_writes, keys.dtype), _square(inverse, place))
+        store_rows(d_values, at, head, part, ct.transpose(ct.astype(made, keys.dtype)))
         read = ct.astype(wide(grads) * _factor(factors, place, READ), keys.dtype)
         state = ct.mma(read, queries, state * _decay(factors, place, PART))
         state = ct.mma(ct.astype(made * -_factor(factors, place, ERASE), keys.dtype), keys, state)
     if INITIAL:
-        _store_state(d_initial, origin, part, ct.astype(state, d_initial.dtype))
+        store_part(d_initial, origin, part, 0, ct.astype(state, d_initial.dtype))
     ct.store(factors, (spare, 0, 0), touched, check_bounds=False, allow_tma=False)
 
 
@@ -215,7 +198,7 @@ def gdn_backward_scans(
     loaded once for the cache. The last place of factors is spare, and takes the sum of these loads, or they would go.
     """
     sequence, head, part = ct.bid(0), ct.bid(1), ct.bid(2)
-    start, stop = _token(cu_seqlens, sequence), _token(cu_seqlens, sequence + 1)
+    start, stop = token(cu_seqlens, sequence), token(cu_seqlens, sequence + 1)
     first, count = ct.gather(first_slot, (sequence,)), ct.cdiv(stop - start, C)
     origin, ratios = sequence * ct.num_blocks(1) + head, (Q_RATIO, K_RATIO, V_RATIO)
     # An empty sequence may start where the arrays end, which a slice may not.
@@ -233,15 +216,6 @@ def gdn_backward_scans(
         _reverse(queries, keys, grads, *squares, *ends, *walk, part - PARTS, *options)
 
 
-def _token(array, at):
-    return ct.astype(ct.gather(array, (at,)), ct.int32)
-
-
-def _column(array, place):
-    """A number for each row of a chunk, (C, 1)."""
-    return ct.load(array, (0, place), (C, 1), order=(1, 0), check_bounds=False, allow_tma=False)
-
-
 def _row(array, place):
     return ct.load(array, (place, 0), (1, C), check_bounds=False, allow_tma=False)
 
@@ -253,11 +227,6 @@ def _last(array, place):
 def _load_gate(array, first, tokens, head):
     row = ct.arange(C, dtype=ct.int32)
     return ct.reshape(wide(ct.gather(array, (first + row, head), mask=row < tokens)), (C, 1))
-
-
-def _store_gate(array, first, tokens, head, tile):
-    row = ct.arange(C, dtype=ct.int32)
-    ct.scatter(array, (first + row, head), ct.astype(ct.reshape(tile, (C,)), array.dtype), mask=row < tokens)
 
 
 def _through_safe_gate(d_gate, logit, a_log, dt_bias, d_gates, slot, head, A_LOG, DT_BIAS):
@@ -299,11 +268,11 @@ def _gradients(given, made, where, options, FULL):
     dq, dk, d_values, dg, d_beta, d_gates = made
     place, slot, head, first, tokens = where
     SCALE, Q_RATIO, K_RATIO, V, PART, PARTS, L2NORM, SIGMOID, DOUBLE, SAFE, A_LOG, DT_BIAS, LINEAR = options
-    rate, total, last = _column(rates, place), _column(gates, place) * LOG2_E, _last(gates, place) * LOG2_E
+    rate, total, last = load_numbers(rates, place), load_numbers(gates, place) * LOG2_E, _last(gates, place) * LOG2_E
     before, after = power(total), power(last - total)
     q_norm, k_norm = ct.full((C, 1), SCALE, ct.float32), ct.full((C, 1), 1.0, ct.float32)
     if L2NORM:
-        q_norm, k_norm = _column(q_norms, place) * SCALE, _column(k_norms, place)
+        q_norm, k_norm = load_numbers(q_norms, place) * SCALE, load_numbers(k_norms, place)
     row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
     column = ct.reshape(row, (1, C))
     decay = ct.where(row >= column, power(total - _row(gates, place) * LOG2_E), 0.0)
@@ -313,8 +282,8 @@ def _gradients(given, made, where, options, FULL):
     written = _tokens(writes, first, tokens, head, 0, V, FULL)
     d_written = _tokens(d_values, first, tokens, head, 0, V, FULL)
     turned = ct.transpose(written)
-    read = decay * q_norm * _product(grads, turned)
-    erased = ct.where(row > column, decay * -k_norm * _product(d_written, turned), 0.0)
+    read = decay * q_norm * product(grads, turned)
+    erased = ct.where(row > column, decay * -k_norm * product(d_written, turned), 0.0)
     read, erased = ct.astype(read, q.dtype), ct.astype(erased, q.dtype)
     by_query, by_key, after = q_norm * before, -k_norm * before, after * k_norm
     sum_query = sum_key = sum_within = sum_after = sum_rate = ct.zeros((C, 1), ct.float32)
@@ -327,14 +296,14 @@ def _gradients(given, made, where, options, FULL):
     for at in range(place >> 30, PARTS):
         query = _tokens(q, first, tokens, head // Q_RATIO, at, PART, FULL)
         key = _tokens(k, first, tokens, head // K_RATIO, at, PART, FULL)
-        state = _state(states, place, 0, at, V, PART)
-        d_state = _state(d_states, place, 0, at, V, PART)
+        state = load_part(states, place, 0, at, V, PART)
+        d_state = load_part(d_states, place, 0, at, V, PART)
         pairs = pairs + ct.sum(wide(state) * wide(d_state), 1, keepdims=True)
         rated = ct.astype(wide(key) * rate, key.dtype)
-        d_query = ct.mma(read, rated, by_query * _product(grads, state))
-        d_key = ct.mma(erased, rated, by_key * _product(d_written, state))
-        later = after * _product(written, d_state)
-        within = ct.mma(ct.transpose(erased), key, _product(ct.transpose(read), query))
+        d_query = ct.mma(read, rated, by_query * product(grads, state))
+        d_key = ct.mma(erased, rated, by_key * product(d_written, state))
+        later = after * product(written, d_state)
+        within = ct.mma(ct.transpose(erased), key, product(ct.transpose(read), query))
         sum_query = sum_query + ct.sum(wide(query) * d_query, 1, keepdims=True)
         sum_key = sum_key + ct.sum(wide(key) * d_key, 1, keepdims=True)
         # The same rounded factors as in d_query and d_key: where decay is strong, all but the rounding cancels.
@@ -369,9 +338,9 @@ def _gradients(given, made, where, options, FULL):
         factor = _load_gate(g, first, tokens, head)
         d_gate = ct.where(factor > 1e-10, d_gate / ct.maximum(factor, 1e-10), 0.0)
     if SIGMOID:
-        sum_rate = sum_rate * rate * (1.0 - rate * (0.5 if DOUBLE else 1.0))
-    _store_gate(dg, first, tokens, head, d_gate)
-    _store_gate(d_beta, first, tokens, head, sum_rate)
+        sum_rate = through_strength(sum_rate, rate, DOUBLE)
+    store_numbers(dg, first, tokens, head, d_gate)
+    store_numbers(d_beta, first, tokens, head, sum_rate)
 
 
 def gdn_backward_gradients(
@@ -431,15 +400,15 @@ def gdn_backward_gradients(
             ct.scatter(d_gates, (0, slot, head), ct.zeros((), ct.float32))
         if DT_BIAS:
             ct.scatter(d_gates, (1, slot, head), ct.zeros((), ct.float32))
-    behind = _token(cu_seqlens, SEQUENCES) + slot * C
+    behind = token(cu_seqlens, SEQUENCES) + slot * C
     if behind < dq.shape[0]:
         rows = ct.minimum(dq.shape[0] - behind, C)
         for at in ct.static_iter(range(PARTS)):
             _store_tokens(dq, behind, rows, head, at, ct.zeros((C, PART), q.dtype), False)
             _store_tokens(dk, behind, rows, head, at, ct.zeros((C, PART), q.dtype), False)
         _store_tokens(d_values, behind, rows, head, 0, ct.zeros((C, V), q.dtype), False)
-        _store_gate(dg, behind, rows, head, ct.zeros((C, 1), ct.float32))
-        _store_gate(d_beta, behind, rows, head, ct.zeros((C, 1), ct.float32))
+        store_numbers(dg, behind, rows, head, ct.zeros((C, 1), ct.float32))
+        store_numbers(d_beta, behind, rows, head, ct.zeros((C, 1), ct.float32))
 
 
 def gdn_backward_shared(parts, gradient, RATIO: Static[int], WIDTH: Static[int]):
@@ -447,8 +416,8 @@ def gdn_backward_shared(parts, gradient, RATIO: Static[int], WIDTH: Static[int])
     chunk, head = ct.bid(0), ct.bid(1)
     total = ct.zeros((C, WIDTH), ct.float32)
     for at in ct.static_iter(range(RATIO)):
-        total = total + wide(_rows(parts, chunk, head * RATIO + at, 0, WIDTH))
-    _store_rows(gradient, chunk, head, 0, ct.astype(total, gradient.dtype))
+        total = total + wide(load_rows(parts, chunk, head * RATIO + at, 0, WIDTH, _LATENCY))
+    store_rows(gradient, chunk, head, 0, ct.astype(total, gradient.dtype))
 
 
 def gdn_backward_parameter(parts, gradient, WHICH: Static[int], ROWS: Static[int], COLS: Static[int]):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
+from cudnn_jax.engines.linear_attention._tiles_cutile import C, product, rows_of, strength, wide
+
 Static = ct.Constant
 
-C = 64
-"""Tokens of a chunk."""
 GATE_FLOOR = -40.0
 """Of a token's log gate: e^-40 is nothing beside 1, and sums over a chunk stay small enough to be subtracted."""
 BLOCK = 8
@@ -19,15 +19,6 @@ BLOCK = 8
 LOG2_E = 1.4426950408889634
 
 _TABLE_TILE = 256
-
-
-def wide(tile):
-    return ct.astype(tile, ct.float32)
-
-
-def rows_of(array, start, stop):
-    """The rows start to stop of an array. Their offset is worked out in the type of `start`, so it must be 64 bits."""
-    return array.slice(axis=0, start=ct.astype(start, ct.int64), stop=ct.astype(stop, ct.int64))
 
 
 def _slots(start, stop):
@@ -122,7 +113,7 @@ def gdn_gates(
         if LINEAR:
             gate = ct.log(ct.maximum(gate, 1e-10))
         if SIGMOID:
-            rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
+            rate = strength(rate, DOUBLE)
         inside = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1)) < tokens
         total = ct.cumsum(ct.where(inside, ct.maximum(gate, GATE_FLOOR), 0.0), axis=0)
         _store_heads(gates, slot, part, total, HEADS)
@@ -153,10 +144,6 @@ def load_span(array, first, head, column, WIDTH):
     return ct.reshape(view.load((first, head, column)), (C, WIDTH))
 
 
-def _product(x, y):
-    return ct.mma(x, y, ct.zeros((C, C), ct.float32))
-
-
 def _half(tile):
     return ct.astype(tile, ct.float16)
 
@@ -175,16 +162,16 @@ def inverse_of_unit(full, row, column):
     near, zero = row // BLOCK == column // BLOCK, _half(ct.zeros((C, C), ct.float32))
     diagonal = row == column
     blocks = _from_powers(ct.where(near & (row > column), full, zero), diagonal)
-    rest = _half(_product(blocks, ct.where(near, zero, full)))
-    return _product(_from_powers(rest, diagonal), blocks)
+    rest = _half(product(blocks, ct.where(near, zero, full)))
+    return product(_from_powers(rest, diagonal), blocks)
 
 
 def _from_powers(x, diagonal):
     """(I + x)^-1 of a strictly lower triangular x whose 8th power is 0: (I - x)(I + x^2)(I + x^4), in float16."""
-    square = _half(_product(x, x))
+    square = _half(product(x, x))
     made = ct.where(diagonal, 1.0, wide(-x))
-    made = made + _product(_half(made), square)
-    return _half(made + _product(_half(made), _half(_product(square, square))))
+    made = made + product(_half(made), square)
+    return _half(made + product(_half(made), _half(product(square, square))))
 
 
 def power(tile):
@@ -255,10 +242,10 @@ def gdn_prepare(
         # Not by a product with 0: what is behind the chunk's end, or above the diagonal, may be anything.
         inside = (row < tokens) & (row >= column)
         if L2NORM:
-            q_norm = _inverse_norms(_product(queries, ct.transpose(queries)), row == column, tokens)
+            q_norm = _inverse_norms(product(queries, ct.transpose(queries)), row == column, tokens)
             _write(q_norms, slot, head, q_norm)
         turned = ct.transpose(keys)
-        full = _product(keys, turned)
+        full = product(keys, turned)
         between = load_column(gates, slot, head) * LOG2_E - load_row(gates, slot, head) * LOG2_E
         columns = load_row(rates, slot, head)
         if L2NORM:
@@ -271,7 +258,7 @@ def gdn_prepare(
             full = full * ct.reshape(k_norm, (C, 1))
         # At once in the type that the inverse takes: with three blocks on an SM every register counts.
         full = _half(ct.where(inside, full, 0.0))
-        scores = _product(queries, turned) * decay
+        scores = product(queries, turned) * decay
         if L2NORM:
             scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
         else:

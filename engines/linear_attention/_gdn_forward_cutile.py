@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
-    LOG2_E,
-    C,
-    load_column,
-    load_last,
-    power,
-    rows_of,
-    wide,
-)
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import LOG2_E, load_column, load_last, power
+from cudnn_jax.engines.linear_attention._tiles_cutile import C, load_rows, product, rows_of, wide
 
 Static = ct.Constant
 
@@ -21,19 +14,8 @@ _LATENCY = 1
 """Of the scan's loads: more of it makes room for more chunks ahead, and slower code."""
 
 
-def _load_chunk(array, at, head, part, WIDTH):
-    """(C, WIDTH) of a chunk of one head."""
-    index, shape = (at, head, part), (C, 1, WIDTH)
-    return ct.reshape(ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=_LATENCY), (C, WIDTH))
-
-
 def _load_square(array, slot, head):
     return ct.reshape(ct.load(array, (slot, head, 0, 0), (1, 1, C, C), latency=_LATENCY), (C, C))
-
-
-def _product(x, y):
-    """Into an accumulator of its own: one that holds a scaled tile may make tileiras 13.4 wait for each instruction."""
-    return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
 
 
 def _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM):
@@ -92,12 +74,7 @@ def gdn_scan(
         sequence = ct.gather(order, (sequence,))
     begin, end = ct.gather(cu_seqlens, (sequence,)), ct.gather(cu_seqlens, (sequence + 1,))
     slot = ct.gather(first_slot, (sequence,))
-    place = sequence
-    if INDICES:
-        place = ct.gather(indices, (sequence,))
-    states = final if OVERWRITE else initial
-    known = (place >= 0) & (place < states.shape[0]) if INDICES else True
-    state = load_start(states, place, known, head, part, K, V, INITIAL, INDICES)
+    place, known, state = load_start(initial, final, indices, sequence, head, part, K, V, INITIAL, INDICES, OVERWRITE)
     if begin < end:
         queries, keys, values = (rows_of(q, begin, end), rows_of(k, begin, end), rows_of(v, begin, end))
         outputs = rows_of(output, begin, end)
@@ -109,10 +86,10 @@ def gdn_scan(
             if EVERY:
                 if (at > 0) & (at % EVERY == 0):
                     store_state(checkpoints, row + at // EVERY, head, part, state, K, V)
-            key = _load_chunk(keys, at, head // K_RATIO, 0, K)
-            value = _load_chunk(values, at, head // V_RATIO, part, V)
+            key = load_rows(keys, at, head // K_RATIO, 0, K, _LATENCY)
+            value = load_rows(values, at, head // V_RATIO, part, V, _LATENCY)
             solve = _load_square(inverse, slot + at, head)
-            query = _load_chunk(queries, at, head // Q_RATIO, 0, K)
+            query = load_rows(queries, at, head // Q_RATIO, 0, K, _LATENCY)
             score = _load_square(attention, slot + at, head)
             # The next chunk's, so that nothing waits for them.
             next_slot = slot + ct.minimum(at + 1, chunks - 1)
@@ -124,33 +101,42 @@ def gdn_scan(
                 read = read * factors[3]
                 erase, keep = erase * factors[4], keep * factors[4]
             low = ct.astype(state, k.dtype)
-            wanted = wide(value) - _product(key, low) * erase
-            written = _product(solve, ct.astype(wanted, k.dtype))
+            wanted = wide(value) - product(key, low) * erase
+            written = product(solve, ct.astype(wanted, k.dtype))
             left, kept = state * power(last), ct.astype(written * keep, k.dtype)
             # Where a state was loaded, a product that starts from another tile waits for each of its instructions.
-            state = left + _product(ct.transpose(key), kept) if INITIAL else ct.mma(ct.transpose(key), kept, left)
-            made = _product(query, low) * read + _product(score, ct.astype(written, k.dtype))
+            state = left + product(ct.transpose(key), kept) if INITIAL else ct.mma(ct.transpose(key), kept, left)
+            made = product(query, low) * read + product(score, ct.astype(written, k.dtype))
             made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
             ct.store(outputs, (at, head, part), made, allow_tma=False)
             factors = ahead
     if FINAL:
-        if OVERWRITE:
-            if known:
-                store_state(final, place, head, part, state, K, V)
-        else:
-            store_state(final, sequence, head, part, state, K, V)
+        store_final(final, sequence, place, known, head, part, state, K, V, OVERWRITE)
 
 
-def load_start(initial, place, known, head, part, K, V, INITIAL, INDICES):
-    """The state (K, V) that a sequence starts from, of an array (rows, heads, V, K); 0 where there is none."""
+def load_start(initial, final, indices, sequence, head, part, K, V, INITIAL, INDICES, OVERWRITE):
+    """Where a sequence's state lies in an array (rows, heads, V, K), whether there is such a row, and the state (K, V)
+    that it starts from, 0 where there is none."""
+    place = ct.gather(indices, (sequence,)) if INDICES else sequence
+    states = final if OVERWRITE else initial
+    known = (place >= 0) & (place < states.shape[0]) if INDICES else True
     state = ct.zeros((K, V), ct.float32)
     if INITIAL:
         index = (ct.where(known, place, 0) if INDICES else place, head, part, 0)
-        given = ct.load(initial, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+        given = ct.load(states, index, (1, 1, V, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
         state = wide(ct.transpose(ct.reshape(given, (V, K))))
         if INDICES:
             state = ct.where(known, state, 0.0)
-    return state
+    return place, known, state
+
+
+def store_final(final, sequence, place, known, head, part, state, K, V, OVERWRITE):
+    """The state behind a sequence, over the one that it started from with OVERWRITE."""
+    if OVERWRITE:
+        if known:
+            store_state(final, place, head, part, state, K, V)
+    else:
+        store_state(final, sequence, head, part, state, K, V)
 
 
 def store_state(array, row, head, part, state, K, V):

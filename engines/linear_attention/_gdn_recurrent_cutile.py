@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import rows_of, wide
 from cudnn_jax.engines.linear_attention._kda_chunks_cutile import log_gates
+from cudnn_jax.engines.linear_attention._tiles_cutile import rows_of, strength, wide
 
 Static = ct.Constant
 
@@ -140,7 +140,7 @@ def gdn_recurrent(
             value = _column(v, token, head // V_RATIO, slice_of_v, ROWS)
             rate = _row(beta, token, head, WIDTH) if ERASE else wide(ct.gather(beta, (token, head)))
             if SIGMOID:
-                rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
+                rate = strength(rate, DOUBLE)
             erase = key * rate if ERASE else key
             decay = _decay(g, token, head, a_log, dt_bias, WIDTH, CHANNELS, SAFE, A_LOG, DT_BIAS, LINEAR, LOWER)
             # Both sums are of the old state, so that neither waits for the other.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import C, load_span, power, rows_of, wide
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import load_span, power
 from cudnn_jax.engines.linear_attention._kda_chunks_cutile import (
     BEHIND,
     FROM_8,
@@ -18,24 +18,29 @@ from cudnn_jax.engines.linear_attention._kda_chunks_cutile import (
     UP_TO,
     erase_rates,
     load_gates,
-    product,
     rates,
     signed_powers,
     table,
 )
+from cudnn_jax.engines.linear_attention._tiles_cutile import (
+    C,
+    load_numbers,
+    load_part,
+    load_rows,
+    product,
+    rows_of,
+    store_numbers,
+    store_part,
+    store_rows,
+    through_strength,
+    token,
+    wide,
+)
 
 Static = ct.Constant
 
-
-def _rows(array, at, head, column, WIDTH):
-    """Chunk `at` of one head of a sequence (tokens, heads, dim), columns from column * WIDTH on: (C, WIDTH)."""
-    return ct.reshape(
-        ct.load(array, (at, head, column), (C, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO, latency=3), (C, WIDTH)
-    )
-
-
-def _store_rows(array, at, head, column, tile):
-    ct.store(array, (at, head, column), ct.reshape(tile, (C, 1, tile.shape[1])))
+_LATENCY = 3
+"""Of the scans' loads."""
 
 
 def _chunk(array, place, column, WIDTH):
@@ -49,17 +54,6 @@ def _decay(array, place, column, WIDTH):
     return ct.load(array, (place, column), (1, WIDTH), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
 
 
-def _state(array, place, row, column, ROWS, COLS):
-    """Part of a state of an array (states, V, K)."""
-    return ct.reshape(
-        ct.load(array, (place, row, column), (1, ROWS, COLS), padding_mode=ct.PaddingMode.ZERO), (ROWS, COLS)
-    )
-
-
-def _store_part(array, place, row, column, tile):
-    ct.store(array, (place, row, column), ct.reshape(tile, (1, tile.shape[0], tile.shape[1])))
-
-
 def _forward(
     v, w, inverse, erase, keep, decay, initial, states, writes, first, count, origin, head, part, RATIO, K, PART, flags
 ):
@@ -67,18 +61,18 @@ def _forward(
     heads = ct.num_blocks(1)
     state = ct.zeros((PART, K), ct.float32)
     if INITIAL:
-        state = wide(_state(initial, origin, part, 0, PART, K))
+        state = wide(load_part(initial, origin, part, 0, PART, K))
     for at in range(count):
         place = (first + at) * heads + head
         erasing, keeping = _chunk(erase, place, 0, K), _chunk(keep, place, 0, K)
-        values = wide(ct.transpose(_rows(v, at, head // RATIO, part, PART)))
+        values = wide(ct.transpose(load_rows(v, at, head // RATIO, part, PART, _LATENCY)))
         if WRITE:
-            values = values * wide(ct.transpose(_rows(w, at, head, part, PART)))
+            values = values * wide(ct.transpose(load_rows(w, at, head, part, PART, _LATENCY)))
         held = ct.astype(state, erase.dtype)
-        _store_part(states, place, part, 0, held)
+        store_part(states, place, part, 0, held)
         missed = ct.astype(values - product(held, ct.transpose(erasing)), erase.dtype)
         made = ct.astype(product(missed, ct.transpose(_chunk(inverse, place, 0, C))), erase.dtype)
-        _store_part(writes, place, 0, part, ct.transpose(made))
+        store_part(writes, place, 0, part, ct.transpose(made))
         state = ct.mma(made, keeping, state * _decay(decay, place, 0, K))
 
 
@@ -107,21 +101,21 @@ def _reverse(
     heads = ct.num_blocks(1)
     state = ct.zeros((PART, K), ct.float32)
     if FINAL:
-        state = wide(_state(d_final, origin, part, 0, PART, K))
+        state = wide(load_part(d_final, origin, part, 0, PART, K))
     for step in range(count):
         at = count - 1 - step
         place = (first + at) * heads + head
-        grads = ct.transpose(_rows(d_out, at, head, part, PART))
+        grads = ct.transpose(load_rows(d_out, at, head, part, PART, _LATENCY))
         erasing, reading, keeping = _chunk(erase, place, 0, K), _chunk(read, place, 0, K), _chunk(keep, place, 0, K)
         held = ct.astype(state, erase.dtype)
-        _store_part(d_states, place, part, 0, held)
+        store_part(d_states, place, part, 0, held)
         d_writes = product(grads, _chunk(attention, place, 0, C)) + product(held, ct.transpose(keeping))
         made = product(ct.astype(d_writes, erase.dtype), _chunk(inverse, place, 0, C))
-        _store_rows(d_values, at, head, part, ct.transpose(ct.astype(made, erase.dtype)))
+        store_rows(d_values, at, head, part, ct.transpose(ct.astype(made, erase.dtype)))
         state = ct.mma(grads, reading, state * _decay(decay, place, 0, K))
         state = ct.mma(ct.astype(-made, erase.dtype), erasing, state)
     if INITIAL:
-        _store_part(d_initial, origin, part, 0, ct.astype(state, d_initial.dtype))
+        store_part(d_initial, origin, part, 0, ct.astype(state, d_initial.dtype))
 
 
 def kda_backward_scans(
@@ -158,7 +152,7 @@ def kda_backward_scans(
     that they are the first operand of a product, which may lie in registers.
     """
     sequence, head, part = ct.bid(0), ct.bid(1), ct.bid(2)
-    start, stop = _token(cu_seqlens, sequence), _token(cu_seqlens, sequence + 1)
+    start, stop = token(cu_seqlens, sequence), token(cu_seqlens, sequence + 1)
     first, count = ct.gather(first_slot, (sequence,)), ct.cdiv(stop - start, C)
     origin, flags = sequence * ct.num_blocks(1) + head, (WRITE, INITIAL, FINAL)
     # An empty sequence may start where the arrays end, which a slice may not.
@@ -176,19 +170,10 @@ def kda_backward_scans(
         _reverse(grads, *chunks, *ends, *walk, part - PARTS, K, PART, flags)
 
 
-def _token(array, at):
-    return ct.astype(ct.gather(array, (at,)), ct.int32)
-
-
 def _store_tokens(array, first, tokens, head, column, tile):
     """The rows of a chunk of one head into an array (total, heads, dim)."""
     tile = ct.reshape(ct.astype(tile, array.dtype), (C, 1, tile.shape[1]))
     ct.store(rows_of(array, first, first + tokens), (0, head, column), tile, allow_tma=False)
-
-
-def _store_column(array, first, tokens, head, tile):
-    row = ct.arange(C, dtype=ct.int32)
-    ct.scatter(array, (first + row, head), ct.astype(ct.reshape(tile, (C,)), array.dtype), mask=row < tokens)
 
 
 def _pairs(read, erased, operands, forth, back, mask, dtype):
@@ -271,7 +256,7 @@ def kda_backward_gradients(
         q_norm, k_norm = ct.full((C, 1), SCALE, ct.float32), ct.full((C, 1), 1.0, ct.float32)
         column_norm = 1.0
         if L2NORM:
-            q_norm, k_norm = _column(q_norms, place) * SCALE, _column(k_norms, place)
+            q_norm, k_norm = load_numbers(q_norms, place) * SCALE, load_numbers(k_norms, place)
             column_norm = ct.load(k_norms, (place, 0), (1, C), check_bounds=False, allow_tma=False)
         written = _chunk(writes, place, 0, V)
         d_written = load_span(d_writes, first, head, 0, V)
@@ -317,22 +302,22 @@ def kda_backward_gradients(
         made = _added(made, _pairs(read, erased, operands, forth, back, same, ct.bfloat16))
         d_query, d_erase, d_write, d_gate = made
         before = power(product(table(tables, UP_TO), gates))
-        state = _state(states, place, 0, part, V, PART)
+        state = load_part(states, place, 0, part, V, PART)
         reading = before * q_norm * product(load_span(d_out, first, head, 0, V), state)
         erasing = before * -k_norm * product(load_span(d_writes, first, head, 0, V), state)
-        d_state = _state(d_states, place, 0, part, V, PART)
+        d_state = load_part(d_states, place, 0, part, V, PART)
         pairs = ct.sum(wide(state) * wide(d_state), 0, keepdims=True) * _decay(decay, place, part, PART)
         later = power(product(table(tables, BEHIND), gates)) * k_norm * product(_chunk(writes, place, 0, V), d_state)
         ct.store(totals, (place, part), pairs + ct.sum(write * later, 0, keepdims=True), allow_tma=False)
         d_gate = d_gate + query * reading + erase * erasing - write * later
-        _store_part(d_gates, place, 0, part, ct.where(inside, d_gate, 0.0))
+        store_part(d_gates, place, 0, part, ct.where(inside, d_gate, 0.0))
         d_query, d_erase, d_write = d_query + reading, d_erase + erasing, d_write + later
         d_query, d_write = d_query + own * write, d_write + own * query
         if ERASE:
             d_key = d_erase * by_channel + d_write
             d_rate = key * d_erase
             if SIGMOID:
-                d_rate = d_rate * by_channel * (1.0 - by_channel * (0.5 if DOUBLE else 1.0))
+                d_rate = through_strength(d_rate, by_channel, DOUBLE)
             _store_tokens(d_beta, first, tokens, head, part, d_rate)
         else:
             d_key = d_erase + rate * d_write
@@ -428,7 +413,7 @@ def kda_backward_finish(
                 ct.scatter(d_a_log, (place,), ct.sum(d_gate * logit))
         _store_tokens(dg, first, tokens, head, 0, d_gate)
         if L2NORM:
-            norm = _column(q_norms, place)
+            norm = load_numbers(q_norms, place)
             query = wide(_tokens(q, first, tokens, head // Q_RATIO, K))
             made = wide(_tokens(d_query, first, tokens, head, K))
             _store_tokens(dq, first, tokens, head, 0, made - query * (_load_sum(sums, place, 0, PARTS) * norm * norm))
@@ -440,14 +425,14 @@ def kda_backward_finish(
             made = _load_sum(sums, place, 1, PARTS)
             if SIGMOID:
                 rate = rates(beta, first, tokens, head, row, SIGMOID, DOUBLE)
-                made = made * rate * (1.0 - rate * (0.5 if DOUBLE else 1.0))
-            _store_column(d_beta, first, tokens, head, made)
+                made = through_strength(made, rate, DOUBLE)
+            store_numbers(d_beta, first, tokens, head, made)
     else:
         if A_LOG:
             ct.scatter(d_a_log, (place,), ct.zeros((), ct.float32))
         if DT_BIAS:
             ct.store(d_bias, (place, 0), ct.zeros((1, K), ct.float32), allow_tma=False)
-    behind = _token(cu_seqlens, SEQUENCES) + slot * C
+    behind = token(cu_seqlens, SEQUENCES) + slot * C
     if behind < dq.shape[0]:
         rows = ct.minimum(dq.shape[0] - behind, C)
         _store_tokens(dq, behind, rows, head, 0, ct.zeros((C, K), dq.dtype))
@@ -458,12 +443,7 @@ def kda_backward_finish(
             _store_tokens(d_beta, behind, rows, head, 0, ct.zeros((C, K), d_beta.dtype))
             _store_tokens(dw, behind, rows, head, 0, ct.zeros((C, V), dw.dtype))
         else:
-            _store_column(d_beta, behind, rows, head, ct.zeros((C, 1), ct.float32))
-
-
-def _column(array, place):
-    """A number for each row of a chunk, (C, 1)."""
-    return ct.load(array, (0, place), (C, 1), order=(1, 0), check_bounds=False, allow_tma=False)
+            store_numbers(d_beta, behind, rows, head, ct.zeros((C, 1), ct.float32))
 
 
 def _tile(array, place, ROWS, WIDTH):

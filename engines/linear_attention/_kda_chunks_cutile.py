@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
-    GATE_FLOOR,
-    LOG2_E,
-    C,
-    inverse_of_unit,
-    load_span,
-    power,
-    wide,
-)
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import GATE_FLOOR, LOG2_E, inverse_of_unit, load_span, power
+from cudnn_jax.engines.linear_attention._tiles_cutile import C, product, strength, wide
 
 Static = ct.Constant
 
@@ -43,10 +36,6 @@ def kda_tables(tables):
     last = ct.where(which == UP_TO, row, ct.where(which == BEHIND, C, last))
     made = ct.where((column >= first) & (column <= last), 1.0, 0.0)
     ct.store(tables, (which, 0, 0), ct.reshape(ct.astype(made, ct.float16), (1, C, C)), allow_tma=False)
-
-
-def product(x, y):
-    return ct.mma(x, y, ct.zeros((x.shape[0], y.shape[1]), ct.float32))
 
 
 def table(tables, which):
@@ -81,7 +70,7 @@ def rates(beta, first, tokens, head, index, SIGMOID, DOUBLE):
     inside = index < tokens
     rate = wide(ct.gather(beta, (first + index, head), mask=inside))
     if SIGMOID:
-        rate = ct.where(inside, (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate)), 0.0)
+        rate = ct.where(inside, strength(rate, DOUBLE), 0.0)
     return rate
 
 
@@ -89,7 +78,7 @@ def erase_rates(beta, first, head, part, PART, SIGMOID, DOUBLE):
     """beta (total, HO, K) of a chunk's tokens, behind the chunk's end whatever is there."""
     rate = wide(load_span(beta, first, head, part, PART))
     if SIGMOID:
-        rate = (2.0 if DOUBLE else 1.0) / (1.0 + ct.exp(-rate))
+        rate = strength(rate, DOUBLE)
     return rate
 
 
@@ -187,7 +176,6 @@ def kda_prepare(
     decay (slots, HO, 1, K), float32: e^G_last
     q_norms, k_norms (slots, HO, C), float32, if L2NORM: what normalises rows of q and k
     strong (slots, HO), int32: 1 where gates are too strong for the two squares, which are of no use then
-
 
     where e = k and w = beta k; with ERASE, beta has a value for each channel, and e = beta k, w = k. With STRONG it
     writes the two squares alone, of chunks that `strong` names.

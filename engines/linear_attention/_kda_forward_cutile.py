@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import C, rows_of, wide
-from cudnn_jax.engines.linear_attention._gdn_forward_cutile import load_start, store_state
-from cudnn_jax.engines.linear_attention._kda_chunks_cutile import product
+from cudnn_jax.engines.linear_attention._gdn_forward_cutile import load_start, store_final, store_state
+from cudnn_jax.engines.linear_attention._tiles_cutile import C, load_rows, product, rows_of, wide
 
 Static = ct.Constant
-
-
-def _load_rows(array, at, head, part, WIDTH, LATENCY):
-    """(C, WIDTH) of a chunk of one head of a sequence (tokens, heads, dim)."""
-    tile = ct.load(array, (at, head, part), (C, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO, latency=LATENCY)
-    return ct.reshape(tile, (C, WIDTH))
 
 
 def _load_tile(array, slot, head, WIDTH, LATENCY):
@@ -66,12 +59,7 @@ def kda_scan(
     part, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
     begin, end = ct.gather(cu_seqlens, (sequence,)), ct.gather(cu_seqlens, (sequence + 1,))
     slot = ct.gather(first_slot, (sequence,))
-    place = sequence
-    if INDICES:
-        place = ct.gather(indices, (sequence,))
-    states = final if OVERWRITE else initial
-    known = (place >= 0) & (place < states.shape[0]) if INDICES else True
-    state = load_start(states, place, known, head, part, K, V, INITIAL, INDICES)
+    place, known, state = load_start(initial, final, indices, sequence, head, part, K, V, INITIAL, INDICES, OVERWRITE)
     if begin < end:
         values, outputs = rows_of(v, begin, end), rows_of(output, begin, end)
         if WRITE:
@@ -85,9 +73,9 @@ def kda_scan(
                 if (at > 0) & (at % EVERY == 0):
                     store_state(checkpoints, kept + at // EVERY, head, part, state, K, V)
             erasing = _load_tile(erase, slot + at, head, K, LATENCY)
-            value = wide(_load_rows(values, at, head // V_RATIO, part, V, LATENCY))
+            value = wide(load_rows(values, at, head // V_RATIO, part, V, LATENCY))
             if WRITE:
-                value = value * wide(_load_rows(writes, at, head, part, V, LATENCY))
+                value = value * wide(load_rows(writes, at, head, part, V, LATENCY))
             solve = _load_tile(inverse, slot + at, head, C, LATENCY)
             keeping = _load_tile(keep, slot + at, head, K, LATENCY)
             reading = _load_tile(read, slot + at, head, K, LATENCY)
@@ -102,8 +90,4 @@ def kda_scan(
             ct.store(outputs, (at, head, part), ct.reshape(ct.astype(made, output.dtype), (C, 1, V)), allow_tma=False)
             decays = ahead
     if FINAL:
-        if OVERWRITE:
-            if known:
-                store_state(final, place, head, part, state, K, V)
-        else:
-            store_state(final, sequence, head, part, state, K, V)
+        store_final(final, sequence, place, known, head, part, state, K, V, OVERWRITE)

@@ -67,7 +67,7 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
                 *(given["cu_seqlens"], first_slot),
                 *(by_place(given.get(name)) for name in ends),
                 *results,
-                by_place(self.result("d_initial_state", "initial_state")),
+                by_place(self.gradient("initial_state")),
             ],
             [*self.ratios, power(facts.key_dim), values, parts, *(name in given for name in ends)],
             (facts.sequences, facts.heads, 2 * parts),
@@ -87,7 +87,7 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
                 *kept,
                 *(chunks, given["cu_seqlens"]),
                 *made,
-                *(self.result("dG", "g"), self.result("dBeta", "beta"), d_gates),
+                *(self.gradient("g"), self.gradient("beta"), d_gates),
             ],
             [
                 *(facts.scale, *self.ratios[:2], facts.heads, facts.sequences, power(facts.value_dim)),
@@ -99,4 +99,4 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
         )
         for which, name in enumerate(("a_log", "dt_bias")):
             if d_gates is not None and name in parameters:
-                self.add_parameter(d_gates, which, f"d_{name}", name)
+                self.add_parameter(d_gates, which, name)

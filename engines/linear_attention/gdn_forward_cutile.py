@@ -60,23 +60,20 @@ class _Launch(ChunkedLaunch):
     def _scan(self, walks: Sequence[Given | None], prepared: Sequence[Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
 
-        facts, given = self.facts, dict(self.given)
-        starts = "initial_state" in given
-        if facts.overwrite:  # one buffer, which the kernel takes once
-            del given["initial_state"]
+        facts, taken = self.facts, self.taken
         first_checkpoint = self.checkpoint_rows()
         self.run(
             kernels.gdn_scan,
             [
-                *map(given.get, ("q", "k", "v", "cu_seqlens")),
+                *map(taken.get, ("q", "k", "v", "cu_seqlens")),
                 *walks,
                 *prepared,
-                *map(given.get, ("initial_state", "state_indices", "O", "final_state", "state_checkpoints")),
+                *map(taken.get, ("initial_state", "state_indices", "O", "final_state", "state_checkpoints")),
                 first_checkpoint,
             ],
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
-                *(starts, facts.pool, "final_state" in given),
+                *("initial_state" in self.given, facts.pool, "final_state" in taken),
                 *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, self._queued()),
             ],
             (self._parts(), facts.heads, facts.sequences),

@@ -39,6 +39,12 @@ class Launch:
         self.ratios = tuple(facts.heads // heads for heads in (facts.heads_q, facts.heads_k, facts.heads_v))
         """How many heads share a head of q, of k and of v."""
 
+    @property
+    def taken(self) -> dict[str, Given]:
+        """What a forward's kernel takes: a state that is written over is one buffer, final_state, and comes once."""
+        dropped = ("initial_state",) if self.facts.overwrite else ()
+        return {name: each for name, each in self.given.items() if name not in dropped}
+
     def gate_options(self) -> tuple[bool, ...]:
         facts = self.facts
         given = (name in self.given for name in ("a_log", "dt_bias"))

@@ -51,12 +51,9 @@ class CutileGdnRecurrent(BaseEngine):
         builder = ProgramBuilder(graph, target)
         launch = Launch(builder, graph, facts, config.knobs, target)
         rows, width = launch.knobs["rows"], power(facts.key_dim)
-        given = dict(launch.given)
-        if facts.overwrite:  # one buffer, which the kernel takes once
-            del given["initial_state"]
         launch.run(
             kernels.gdn_recurrent,
-            [given.get(name) for name in _ARRAYS],
+            [launch.taken.get(name) for name in _ARRAYS],
             [
                 *(facts.sequences, rows, width, *launch.ratios, facts.scale),
                 *(facts.operation != "gdn", facts.operation == "gdn2"),

@@ -66,7 +66,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
                 *(self._by_place_row(prepared.decay), given["cu_seqlens"], first_slot),
                 *(by_place(given.get(name)) for name in ends),
                 *results,
-                by_place(self.result("d_initial_state", "initial_state")),
+                by_place(self.gradient("initial_state")),
             ],
             [self.ratios[2], power(facts.key_dim), values, parts, self.by_channel, *(name in given for name in ends)],
             (facts.sequences, facts.heads, 2 * parts),
@@ -93,7 +93,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
                     *map(given.get, ("q", "k", "v", "g", "beta", "w", "a_log", "dt_bias", "dO")),
                     *(tables, *map(by_place, (prepared.q_norms, prepared.k_norms)), prepared.strong),
                     *(self._by_place_row(prepared.decay), *kept, chunks),
-                    *(partial.d_query or dq, dk, *partial[1:], self.result("dBeta", "beta")),
+                    *(partial.d_query or dq, dk, *partial[1:], self.gradient("beta")),
                 ],
                 [
                     *(facts.scale, *self.ratios, facts.heads, power(facts.value_dim), keys, parts),
@@ -120,7 +120,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
             [
                 *map(given.get, ("q", "v", "g", "beta", "w", "a_log", "dt_bias")),
                 *(by_place(prepared.q_norms), d_writes, *partial, chunks, given["cu_seqlens"], *made),
-                *(self.result("dG", "g"), self.result("dBeta", "beta"), self.result("dW", "w"), d_a_log, d_bias),
+                *(*map(self.gradient, ("g", "beta", "w")), d_a_log, d_bias),
             ],
             [
                 *(self.ratios[0], self.ratios[2], facts.heads, facts.sequences),
@@ -134,7 +134,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
             if parts is not None:
                 array, memory = parts
                 flat = Array(array.dtype, (1, self.slots, facts.heads * columns)), memory
-                self.add_parameter(flat, 0, f"d_{name}", name)
+                self.add_parameter(flat, 0, name)
 
     def _by_place_row(self, decay: Given) -> Given:
         array, memory = decay

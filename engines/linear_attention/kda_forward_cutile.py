@@ -38,23 +38,20 @@ class _Launch(KdaLaunch):
     def _scan(self, first_slot: Given, prepared: Prepared) -> None:
         from cudnn_jax.engines.linear_attention import _kda_forward_cutile as kernels
 
-        facts, given = self.facts, dict(self.given)
-        starts = "initial_state" in given
-        if facts.overwrite:  # one buffer, which the kernel takes once
-            del given["initial_state"]
+        facts, taken = self.facts, self.taken
         first_checkpoint = self.checkpoint_rows()
         self.run(
             kernels.kda_scan,
             [
-                *map(given.get, ("v", "w", "cu_seqlens")),
+                *map(taken.get, ("v", "w", "cu_seqlens")),
                 first_slot,
                 *prepared[:6],
-                *map(given.get, ("initial_state", "state_indices", "O", "final_state", "state_checkpoints")),
+                *map(taken.get, ("initial_state", "state_indices", "O", "final_state", "state_checkpoints")),
                 first_checkpoint,
             ],
             [
                 *(power(facts.key_dim), self.knobs["values"], self.ratios[2], self.by_channel),
-                *(starts, facts.pool, "final_state" in given),
+                *("initial_state" in self.given, facts.pool, "final_state" in taken),
                 *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, _LATENCY),
             ],
             (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
