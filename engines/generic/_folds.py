@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from cudnn_jax.engines.generic._step import Made, Step
 from cudnn_jax.graph import data_type
-from cudnn_jax.graph.normalised import normalised_axes, number_of
+from cudnn_jax.graph.normalised import epsilon_of, normalised_axes, number_of
 
 Array = jax.Array
 Axes = tuple[int, ...]
@@ -78,7 +78,7 @@ def norm(step: Step) -> Made:
     x, axes = step.wide("input"), normalised_axes(step.node)
     mean = jnp.mean(x, axis=axes, keepdims=True)
     variance = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
-    epsilon = number_of(step.node, "epsilon")
+    epsilon = epsilon_of(step.node)
     assert epsilon is not None
     made = {"mean": mean, "inv_var": jax.lax.rsqrt(variance + jnp.asarray(epsilon, x.dtype))}
     made["Y"] = (x - mean) * made["inv_var"] * step.maybe("scale", 1.0) + step.maybe("bias", 0.0)

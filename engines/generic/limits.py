@@ -56,13 +56,11 @@ BACKEND_ONLY = {
 }
 """Node types whose meaning is the backend's own."""
 
+_EXCHANGED = "sums are exchanged between devices in buffers of the backend's own layout"
 _PORTS = {
     ("BLOCK_SCALE_QUANTIZE", "group_offset"): "scales within groups lie where the backend's layout has them",
-    ("BATCH_NORM", "peer_stats[0]"): "sums are exchanged between devices in buffers of the backend's own layout",
-    (
-        "BATCH_NORM_BACKWARD",
-        "peer_stats[0]",
-    ): "sums are exchanged between devices in buffers of the backend's own layout",
+    ("BATCH_NORM", "peer_stats[0]"): _EXCHANGED,
+    ("BATCH_NORM_BACKWARD", "peer_stats[0]"): _EXCHANGED,
 }
 """(node type, port) -> why a node with that port is the backend's."""
 

@@ -7,16 +7,15 @@ data types, virtual or not, by the conversions of the pointwise reference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 
-from cudnn_jax.engines import manifest, wide_types
+from cudnn_jax.engines import manifest
 from cudnn_jax.engines.base import Inline, PlanConfig
 from cudnn_jax.engines.generic import _elements, _folds, _products, limits
 from cudnn_jax.engines.generic._step import Made, Step
-from cudnn_jax.engines.pointwise.reference import convert, read
+from cudnn_jax.engines.pointwise.reference import Evaluator, node_by_node
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 
@@ -31,25 +30,10 @@ FUNCTIONS: dict[str, Callable[[Step], Made]] = {
 """Node type -> its function."""
 
 
-def evaluator(graph: pygraph, facts: GenericFacts, target: Target) -> Callable[..., tuple[Any, ...]]:
-    """The function of a frozen graph: arrays with the dims of `graph.inputs` to a tuple in the order of its outputs.
-
-    Tracing the function raises GraphNotSupportedError where the graph holds 64-bit types and JAX is not in its 64-bit
-    mode.
-    """
-    inputs, outputs = list(graph.inputs), list(graph.outputs)
-    runs = [_run(node, compute, target) for node, compute in zip(graph.nodes, facts.compute_types, strict=True)]
-
-    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        wide_types.check(facts.dtypes)
-        known = {id(tensor): jnp.asarray(array) for tensor, array in zip(inputs, arrays, strict=True)}
-        for node, run_node in zip(graph.nodes, runs, strict=True):
-            made = run_node({port: read(tensor, known) for port, tensor in node.inputs.items()})
-            for port, tensor in node.outputs.items():
-                known[id(tensor)] = jnp.broadcast_to(convert(made[port], tensor.data_type), tensor.dim)
-        return tuple(known[id(tensor)] for tensor in outputs)
-
-    return run
+def evaluator(graph: pygraph, facts: GenericFacts, target: Target) -> Evaluator:
+    """The function of a frozen graph; see `node_by_node`."""
+    typed = zip(graph.nodes, facts.compute_types, strict=True)
+    return node_by_node(graph, facts.dtypes, [_run(node, compute, target) for node, compute in typed])
 
 
 def _run(node: Node, compute: data_type, target: Target) -> Callable[[dict[str, jax.Array]], Made]:

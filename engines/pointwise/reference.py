@@ -7,7 +7,8 @@ integers and the floating types of 8 bits and less saturate; NaN becomes 0 in an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,27 +21,45 @@ from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 if TYPE_CHECKING:
     from cudnn_jax.engines.pointwise.facts import PointwiseFacts
 
+Evaluator = Callable[..., tuple[Any, ...]]
+
 _LARGEST = {data_type.FP8_E4M3: 448.0, data_type.FP8_E5M2: 57344.0, data_type.FP4_E2M1: 6.0}
 _CONDITIONS = {"binary_select": "mask"}
 """Mode -> its port that chooses, which is read as true or false and not in the compute type."""
 
 
-def evaluator(graph: pygraph, facts: PointwiseFacts) -> Callable[..., tuple[Any, ...]]:
+def evaluator(graph: pygraph, facts: PointwiseFacts) -> Evaluator:
+    """The function of a frozen graph of pointwise nodes; see `node_by_node`."""
+    typed = zip(graph.nodes, facts.compute_types, strict=True)
+    return node_by_node(graph, facts.dtypes, [partial(_outputs, node, compute) for node, compute in typed])
+
+
+def _outputs(node: Node, compute: data_type, given: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    (port,) = node.outputs
+    return {port: pointwise_node(node, compute, given)}
+
+
+def node_by_node(
+    graph: pygraph,
+    dtypes: Iterable[data_type],
+    functions: Sequence[Callable[[dict[str, jax.Array]], Mapping[str, jax.Array]]],
+) -> Evaluator:
     """The function of a frozen graph: arrays with the dims of `graph.inputs` to a tuple in the order of its outputs.
 
-    Tracing the function raises GraphNotSupportedError where the graph holds 64-bit types and JAX is not in its 64-bit
-    mode.
+    Args:
+      dtypes: data types of tensors and of computation. Tracing the function raises GraphNotSupportedError where there
+        are 64-bit ones and JAX is not in its 64-bit mode.
+      functions: one for each node, of the arrays at its ports to those at its outputs, in any type.
     """
     inputs, outputs = list(graph.inputs), list(graph.outputs)
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        wide_types.check(facts.dtypes)
+        wide_types.check(dtypes)
         known = {id(tensor): jnp.asarray(array) for tensor, array in zip(inputs, arrays, strict=True)}
-        for node, compute in zip(graph.nodes, facts.compute_types, strict=True):
-            (output,) = node.outputs.values()
-            given = {port: read(tensor, known) for port, tensor in node.inputs.items()}
-            made = convert(pointwise_node(node, compute, given), output.data_type)
-            known[id(output)] = jnp.broadcast_to(made, output.dim)
+        for node, function in zip(graph.nodes, functions, strict=True):
+            made = function({port: _read(tensor, known) for port, tensor in node.inputs.items()})
+            for port, tensor in node.outputs.items():
+                known[id(tensor)] = jnp.broadcast_to(convert(made[port], tensor.data_type), tensor.dim)
         return tuple(known[id(tensor)] for tensor in outputs)
 
     return run
@@ -53,7 +72,7 @@ def pointwise_node(node: Node, compute: data_type, given: dict[str, jax.Array]) 
     return FUNCTIONS[mode](node.params, *(convert(array, kinds[port]) for port, array in given.items()))
 
 
-def read(tensor: Tensor, known: dict[int, jax.Array]) -> jax.Array:
+def _read(tensor: Tensor, known: dict[int, jax.Array]) -> jax.Array:
     """The array of a tensor, or its number as one."""
     if tensor.is_pass_by_value:
         # A number has the rank that its neighbours have.
