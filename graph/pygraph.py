@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from cudnn_jax.graph import canonical, draw, inspection, serial, types
+from cudnn_jax.graph import canonical, types
 from cudnn_jax.graph._methods import Methods
 from cudnn_jax.graph.call import Call, capture
 from cudnn_jax.graph.errors import GraphFrozenError, GraphValidationError
@@ -257,18 +257,26 @@ class pygraph(Methods):
 
     def inspect(self) -> dict[str, Any]:
         """Everything about the graph as plain dicts, lists, strings and numbers, by uid; open or frozen."""
+        from cudnn_jax.graph import inspection  # this and the next ones: needed by few, and by none at start-up
+
         return inspection.inspect(self)
 
     def draw(self) -> str:
         """The graph as a drawing of characters, from top to bottom: `o` a tensor, `*` where an operation takes one."""
+        from cudnn_jax.graph import draw
+
         return draw.rails(self)
 
     def to_dot(self) -> str:
         """The graph in Graphviz' language."""
+        from cudnn_jax.graph import draw
+
         return draw.dot(self)
 
     def to_json(self) -> str:
         """The graph as JSON text, with names and uids: the same text in every process and on every Python."""
+        from cudnn_jax.graph import serial
+
         return serial.to_json(self)
 
     @classmethod
@@ -278,6 +286,8 @@ class pygraph(Methods):
         Raises:
           GraphValidationError: the text is not `to_json`'s, or the graph breaks a rule; the message says where.
         """
+        from cudnn_jax.graph import serial
+
         return serial.from_json(cls, text)
 
     # Life cycle

@@ -103,7 +103,7 @@ class Operation:
         """Runs the operation on `operands` (absent ones left out); `notes` are said by `explain`."""
         run = partial(PRIMITIVES[self.name].bind, names=tuple(operands), config=config, notes=notes)
         avals = {name: jax.typeof(value) for name, value in operands.items()}
-        out = _sharding.over_explicit_axes(self.split(config, avals), run, tuple(operands.values()))
+        out = _sharding.over_explicit_axes(partial(self.split, config, avals), run, tuple(operands.values()))
         return dict(zip(self.results(config, avals), out, strict=True))
 
     def split(self, config: Any, avals: Avals) -> _sharding.Split | None:

@@ -138,13 +138,17 @@ def _splitting(length: int, axes: Mapping[str, int]) -> tuple[str, ...] | None:
 
 
 def over_explicit_axes(
-    split: Split | None, run: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array]
+    split_of: Callable[[], Split | None], run: Callable[..., Sequence[jax.Array]], operands: Sequence[jax.Array]
 ) -> Sequence[jax.Array]:
-    """`run` on what each device holds, where the operands' types say that Explicit axes split them."""
+    """`run` on what each device holds, where the operands' types say that Explicit axes split them.
+
+    Only then is it asked how the operation splits.
+    """
     types = [jax.typeof(x) for x in operands]
     mesh = types[0].sharding.mesh
     explicit = [name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit]
-    if split is None or not explicit:
+    split = split_of() if explicit else None
+    if split is None:
         return run(*operands)
     seen = dict(zip(split.operands, (_explicit_part(each, explicit) for each in types), strict=True))
     if not any(axes for spec in seen.values() for axes in spec):
