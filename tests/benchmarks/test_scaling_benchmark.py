@@ -25,7 +25,9 @@ class Trainer:
         self.params, self.opt_state = jax.device_put((jnp.float32(0.5), jnp.int32(0)), NamedSharding(mesh, P()))
 
         def loss(scale: jax.Array, batch: jax.Array) -> jax.Array:
-            x = jnp.broadcast_to(scale * batch[:, :, None, None] / 128, (*batch.shape, 1, 8))
+            # Batches differ less than a step makes of the loss, and more than rounding.
+            rows = scale * (1 + batch / 12800)
+            x = jnp.broadcast_to(rows[:, :, None, None], (*batch.shape, 1, 8))
             return (1 - cudnn_jax.sdpa(x, x, x, is_causal=True)).mean() ** 2
 
         def step(scale: jax.Array, count: jax.Array, batch: jax.Array) -> tuple[jax.Array, ...]:
@@ -44,7 +46,7 @@ def test_a_quick_run_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert written["devices"] == 2 and written["ratio"] > 0
     assert written["engines"] == {"sdpa_fwd": "xla", "sdpa_bwd": "xla"}
     one, every = (written["losses"][name] for name in ("one device", "all devices"))
-    assert len(one) == len(every) == 2 and one[0] != one[1]  # it moved; two steps need not make it better
+    assert len(one) == len(every) == 2 and one[0] > one[1]
 
     for difference in (2e-3, float("nan")):
         monkeypatch.setattr(scaling, "measure", lambda *_, it=difference: written | {"loss_difference": it})
