@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -10,6 +9,7 @@ from math import prod
 from cudnn_jax import _ffi
 from cudnn_jax.engines import libraries, versions
 from cudnn_jax.engines.base import Decline, PlanConfig, Program
+from cudnn_jax.engines.manifest import BACKEND_UNPROVEN, opted_in
 from cudnn_jax.engines.program import ProgramBuilder, arguments
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, pygraph
@@ -21,7 +21,6 @@ NOT_PLANS = (
     "and a program cannot carry them"
 )
 
-UNPROVEN = "CUDNN_JAX_CUDNN_UNPROVEN"
 _COMPARED = frozenset({"MATMUL", "POINTWISE", "SDPA", "SDPA_BACKWARD"})
 """Node types whose plans' results were compared with the reference's on a GPU; the others' are opt-in until then."""
 
@@ -95,8 +94,8 @@ def propose(
         lowered = _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)
     except (_ffi.BackendNotSupported, _ffi.LibraryNotFound) as error:
         return None, [], [Decline(NAME, str(error))]
-    if os.environ.get(UNPROVEN) != "1" and (new := sorted({node.type for node in graph.nodes} - _COMPARED)):
-        reason = f"node type {new[0]}: its plans were not compared on a GPU yet; {UNPROVEN}=1 offers them"
+    if not opted_in(BACKEND_UNPROVEN) and (new := sorted({node.type for node in graph.nodes} - _COMPARED)):
+        reason = f"node type {new[0]}: its plans were not compared on a GPU yet; {BACKEND_UNPROVEN}=1 offers them"
         return None, [], [Decline(NAME, reason)]
     session = BackendSession(graph, target, lowered, {}, prefill)
     plans: list[PlanConfig] = []

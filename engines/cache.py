@@ -25,7 +25,7 @@ from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
 from cudnn_jax.engines import cutile, trust, versions
 from cudnn_jax.engines.base import PlanConfig
-from cudnn_jax.engines.manifest import family_for
+from cudnn_jax.engines.manifest import family_for, opt_ins
 from cudnn_jax.engines.store import Store, Stored
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import pygraph
@@ -117,10 +117,10 @@ def portable_key(graph: pygraph, target: Target, implementation: str | None) -> 
 def local_key(graph: pygraph, target: Target, implementation: str | None, chosen: PlanConfig | None = None) -> str:
     """The key of a plan that was ranked, or chosen by a record, and built with the versions that are here."""
     family = family_for(graph)
-    offered = [slot.name for slot in family.slots if slot.offered()] if family else []
+    engines = [slot.name for slot in family.slots] if family else []
     # Variables of the DSLs change what they compile.
     variables = {name: value for name, value in os.environ.items() if name.startswith(("CUTE_DSL_", "CUDA_TILE_"))}
-    here = {"offered": offered, "variables": variables, "versions": versions_here()}
+    here = {"engines": engines, "opt_ins": opt_ins(family), "variables": variables, "versions": versions_here()}
     identity = None if chosen is None else [chosen.engine_id, chosen.knobs]
     return _digest({**_what(graph, target, implementation), **here, "chosen": identity})
 

@@ -17,6 +17,9 @@ from cudnn_jax.engines import ids
 from cudnn_jax.engines.base import BaseEngine
 from cudnn_jax.graph import pygraph
 
+BACKEND_UNPROVEN = "CUDNN_JAX_CUDNN_UNPROVEN"
+"""Offers the backend's plans of node types whose results were not compared with the reference's on a GPU yet."""
+
 Reference = tuple[str, str]
 """("module", "callable"), resolved only when it is needed."""
 
@@ -31,7 +34,7 @@ class EngineSlot:
     opt_in: str | None = None
 
     def offered(self) -> bool:
-        return self.opt_in is None or os.environ.get(self.opt_in) == "1"
+        return self.opt_in is None or opted_in(self.opt_in)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,16 @@ def _norm(name: str, anchor: str) -> EngineFamily:
             EngineSlot(ids.REFERENCE_SLOT, "xla", (f"{room}.engines", "NormReference")),
         ),
     )
+
+
+def opted_in(variable: str) -> bool:
+    return os.environ.get(variable) == "1"
+
+
+def opt_ins(family: EngineFamily | None) -> list[str]:
+    """Which of the variables that offer more to the family's graphs are set: a part of every key that a plan has."""
+    variables = {slot.opt_in for slot in (family.slots if family else ()) if slot.opt_in} | {BACKEND_UNPROVEN}
+    return sorted(filter(opted_in, variables))
 
 
 _UNPROVEN = "CUDNN_JAX_CUTILE_GDN"

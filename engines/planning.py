@@ -242,7 +242,7 @@ def plan(graph: pygraph, target: Target, implementation: str | None = None) -> P
     """
     graph.freeze()
     family = manifest.family_for(graph)
-    opted = tuple(slot.offered() for slot in family.slots) if family else ()
+    opted = tuple(manifest.opt_ins(family))
     record = records.find(graph, target) if implementation is None else None
     key = (graph.hash(), target, implementation, family, opted, record)
     with _memo_lock:

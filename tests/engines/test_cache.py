@@ -109,6 +109,14 @@ def test_an_opt_in_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.local_key(graph(), H200, None) != off
 
 
+def test_the_backends_opt_in_is_part_of_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    off, held = cache.local_key(graph(), H200, None), planning.plan(graph(), CPU)
+    assert planning.plan(graph(), CPU) is held
+    monkeypatch.setenv("CUDNN_JAX_CUDNN_UNPROVEN", "1")
+    assert cache.local_key(graph(), H200, None) != off
+    assert planning.plan(graph(), CPU) is not held
+
+
 @pytest.mark.parametrize("variable", ["CUTE_DSL_LINEINFO", "CUDA_TILE_LOGS"])
 def test_a_variable_of_a_dsl_makes_another_key(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cache.local_key(graph(), H200, None)
