@@ -9,7 +9,7 @@ import pytest
 
 from gpu import gdn_programs, gdn_recurrent_programs
 from gpu.poison import poisoned_outputs
-from gpu.running import run
+from gpu.running import child, run, sanitizer, skip_without_programs
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +36,10 @@ def test_a_drawn_case_computes_the_recurrence_and_repeats_its_bits(programs, num
     case.check(graph, [np.asarray(array) for array in first], case.expected(given))
     for one, two in zip(first, second, strict=True):
         np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(two).view(np.uint8))
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_compute_sanitizer_is_clean(tool: str) -> None:
+    skip_without_programs()
+    text = child("gpu.gdn_once", environment={"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}, prefix=sanitizer(tool))
+    assert "0 errors" in text or "0 hazards" in text, text[-2000:]

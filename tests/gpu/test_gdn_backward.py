@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gpu.gdn_backward_programs import CASES, graph_of, implementations
+from gpu.gdn_backward_programs import cases, graph_of, implementations
 from gpu.poison import poisoned_outputs
 from gpu.running import run
 from support.gdn_cases import BackwardCase
@@ -23,7 +23,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", cases(), ids=str)
 def test_every_setting_is_right_and_repeats_its_bits(case: BackwardCase, rng: np.random.Generator) -> None:
     given = case.draw(rng)
     want = case.expected(given)
