@@ -27,7 +27,7 @@ from cudnn_jax.engines.linear_attention._tiles_cutile import (
 Static = ct.Constant
 
 _LATENCY = 3
-"""Of the scans' loads."""
+"""Of loads."""
 
 ERASE, READ, KEEP, DECAY = range(4)
 """A chunk's factors, of row i: e^G_i, SCALE e^G_i, beta_i e^(G_last - G_i) and e^G_last, with k's norm in the first and
@@ -45,8 +45,8 @@ def gdn_backward_factors(
     SCALE: Static[float],
     L2NORM: Static[bool],
 ):
-    """Block (tile of HEADS heads, slot) writes factors (slots + 1, HO, 4, C) from arrays (slots, HO, C)."""
-    part, slot = ct.bid(0), ct.bid(1)
+    """Block (slot, tile of HEADS heads) writes factors (slots + 1, HO, 4, C) from arrays (slots, HO, C)."""
+    slot, part = ct.bid(0), ct.bid(1)
     if ct.gather(chunks, (slot, 1)) > 0:
         total = _heads(gates, slot, part, HEADS) * LOG2_E
         last = ct.load(gates, (slot, part, C - 1), (1, HEADS, 1), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
@@ -67,8 +67,8 @@ def _heads(array, slot, part, HEADS):
     return ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
 
 
-def _square(array, place):
-    return ct.reshape(ct.load(array, (place, 0, 0), (1, C, C), latency=3), (C, C))
+def _square(array, place, LATENCY):
+    return ct.reshape(ct.load(array, (place, 0, 0), (1, C, C), latency=LATENCY), (C, C))
 
 
 def _factor(factors, place, which):
@@ -88,7 +88,7 @@ def _touch(factors, place):
 
 
 def _forward(
-    k, v, inverse, factors, initial, states, writes, first, count, origin, head, part, ratios, K, PART, INITIAL
+    k, v, inverse, factors, initial, states, writes, first, count, origin, head, part, ratios, K, PART, LATENCY, INITIAL
 ):
     _, K_RATIO, V_RATIO = ratios
     heads, spare = ct.num_blocks(1), factors.shape[0] - 1
@@ -100,12 +100,12 @@ def _forward(
         place = (first + at) * heads + head
         touched = touched + coming
         coming = _touch(factors, ct.minimum(place + heads, spare))
-        keys = load_rows(k, at, head // K_RATIO, 0, K, _LATENCY)
-        values = load_rows(v, at, head // V_RATIO, part, PART, _LATENCY)
+        keys = load_rows(k, at, head // K_RATIO, 0, K, LATENCY)
+        values = load_rows(v, at, head // V_RATIO, part, PART, LATENCY)
         held = ct.astype(state, keys.dtype)
         store_part(states, place, part, 0, held)
         missed = wide(ct.transpose(values)) - _factor(factors, place, ERASE) * product(held, ct.transpose(keys))
-        made = product(ct.astype(missed, keys.dtype), ct.transpose(_square(inverse, place)))
+        made = product(ct.astype(missed, keys.dtype), ct.transpose(_square(inverse, place, LATENCY)))
         store_rows(writes, at, head, part, ct.transpose(ct.astype(made, keys.dtype)))
         kept = ct.astype(made * _factor(factors, place, KEEP), keys.dtype)
         state = ct.mma(kept, keys, state * _decay(factors, place, PART))
@@ -131,6 +131,7 @@ def _reverse(
     ratios,
     K,
     PART,
+    LATENCY,
     INITIAL,
     FINAL,
 ):
@@ -145,14 +146,14 @@ def _reverse(
         place = (first + at) * heads + head
         touched = touched + coming
         coming = _touch(factors, ct.maximum(place - heads, 0))
-        queries = load_rows(q, at, head // Q_RATIO, 0, K, _LATENCY)
-        keys = load_rows(k, at, head // K_RATIO, 0, K, _LATENCY)
-        grads = ct.transpose(load_rows(d_out, at, head, part, PART, _LATENCY))
+        queries = load_rows(q, at, head // Q_RATIO, 0, K, LATENCY)
+        keys = load_rows(k, at, head // K_RATIO, 0, K, LATENCY)
+        grads = ct.transpose(load_rows(d_out, at, head, part, PART, LATENCY))
         held = ct.astype(state, keys.dtype)
         store_part(d_states, place, part, 0, held)
-        d_writes = product(grads, _square(attention, place))
+        d_writes = product(grads, _square(attention, place, LATENCY))
         d_writes = d_writes + _factor(factors, place, KEEP) * product(held, ct.transpose(keys))
-        made = product(ct.astype(d_writes, keys.dtype), _square(inverse, place))
+        made = product(ct.astype(d_writes, keys.dtype), _square(inverse, place, LATENCY))
         store_rows(d_values, at, head, part, ct.transpose(ct.astype(made, keys.dtype)))
         read = ct.astype(wide(grads) * _factor(factors, place, READ), keys.dtype)
         state = ct.mma(read, queries, state * _decay(factors, place, PART))
@@ -172,6 +173,7 @@ def gdn_backward_scans(
     factors,
     cu_seqlens,
     first_slot,
+    order,
     initial,
     d_final,
     states,
@@ -185,10 +187,13 @@ def gdn_backward_scans(
     K: Static[int],
     PART: Static[int],
     PARTS: Static[int],
+    LATENCY: Static[int],
     INITIAL: Static[bool],
     FINAL: Static[bool],
+    ORDER: Static[bool],
 ):
-    """Block (sequence, head, part) walks over a sequence's chunks, with PART value columns of the state.
+    """Block (part, head, sequence) walks over a sequence's chunks, with PART value columns of the state. With ORDER the
+    sequence is the one that `order` has in that place.
 
     The first PARTS parts go forward and write, for each chunk, the state before it and W; the others go backward and
     write the gradient of the state after it, and that of v. States are turned, (PART, K), so that they are the first
@@ -197,7 +202,9 @@ def gdn_backward_scans(
     The compiler loads factors where they are used, and a block has nothing else to do meanwhile: a chunk ahead they are
     loaded once for the cache. The last place of factors is spare, and takes the sum of these loads, or they would go.
     """
-    sequence, head, part = ct.bid(0), ct.bid(1), ct.bid(2)
+    part, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
+    if ORDER:
+        sequence = ct.gather(order, (sequence,))
     start, stop = token(cu_seqlens, sequence), token(cu_seqlens, sequence + 1)
     first, count = ct.gather(first_slot, (sequence,)), ct.cdiv(stop - start, C)
     origin, ratios = sequence * ct.num_blocks(1) + head, (Q_RATIO, K_RATIO, V_RATIO)
@@ -208,11 +215,11 @@ def gdn_backward_scans(
     walk = (first, count, origin, head)
     if part < PARTS:
         values, made = rows_of(v, start, stop), rows_of(writes, start, stop)
-        _forward(keys, values, inverse, factors, initial, states, made, *walk, part, ratios, K, PART, INITIAL)
+        _forward(keys, values, inverse, factors, initial, states, made, *walk, part, ratios, K, PART, LATENCY, INITIAL)
     else:
         queries, grads, d_made = rows_of(q, start, stop), rows_of(d_out, start, stop), rows_of(d_values, start, stop)
         squares, ends = (inverse, attention, factors), (d_final, d_states, d_made, d_initial)
-        options = (ratios, K, PART, INITIAL, FINAL)
+        options = (ratios, K, PART, LATENCY, INITIAL, FINAL)
         _reverse(queries, keys, grads, *squares, *ends, *walk, part - PARTS, *options)
 
 

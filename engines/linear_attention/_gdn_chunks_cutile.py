@@ -96,9 +96,9 @@ def gdn_gates(
     DT_BIAS: Static[bool],
     LINEAR: Static[bool],
 ):
-    """Block (tile of HEADS heads, slot) writes gates and rates (slots, HO, C), float32: the log gates summed up to each
+    """Block (slot, tile of HEADS heads) writes gates and rates (slots, HO, C), float32: the log gates summed up to each
     token of the chunk, and beta, after what the options make of g and beta (total, HO)."""
-    part, slot = ct.bid(0), ct.bid(1)
+    slot, part = ct.bid(0), ct.bid(1)
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
         gate = _load_heads(g, first, tokens, part, HEADS)
@@ -217,12 +217,13 @@ def gdn_prepare(
     q_norms,
     k_norms,
     K: Static[int],
+    HEADS: Static[int],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
     SCALE: Static[float],
     L2NORM: Static[bool],
 ):
-    """Block (head, slot) writes, for row i and column j of its chunk, with G the gates:
+    """Block slot * HEADS + head writes, for row i and column j of its chunk, with G the gates:
 
     inverse (slots, HO, C, C), io dtype: (I + tril(beta_j e^(G_i - G_j) <k_i, k_j>, -1))^-1
     attention, the same shape and dtype: tril(SCALE beta_j e^(G_i - G_j) <q_i, k_j>)
@@ -232,7 +233,7 @@ def gdn_prepare(
 
     K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k.
     """
-    head, slot = ct.bid(0), ct.bid(1)
+    slot, head = ct.bid(0) // HEADS, ct.bid(0) % HEADS
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
         keys = load_span(k, first, head // K_RATIO, 0, K)

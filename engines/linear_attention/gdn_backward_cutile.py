@@ -11,11 +11,23 @@ from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
+_LATENCY = {1: 3, 2: 1}
+"""Of the scans' loads, by their blocks on a multiprocessor: chunks ahead that shared memory has room for."""
+
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
-    """`values`, the columns of a state that a block of the scans keeps, and `keys`, those of q's and k's gradients that
-    are worked on at a time."""
-    return [(("values", min(64, power(facts.value_dim))), ("keys", min(32, power(facts.key_dim))))]
+    """`values`, the columns of a state that a block of the scans keeps, its `blocks` on a multiprocessor at a time, and
+    `keys`, the columns of q's and k's gradients that are worked on at a time.
+
+    Two blocks hide each other's waits, and have room for fewer chunks ahead; of a long state one spills registers.
+    """
+    assert target.sm_count is not None
+    values, keys = min(64, power(facts.value_dim)), min(32, power(facts.key_dim))
+    few = facts.sequences * facts.heads * 2 * -(-facts.value_dim // values) <= target.sm_count
+    # One setting whatever is packed, if bits may not depend on it.
+    alone = facts.batch_invariant or facts.key_dim > 128
+    found = (1,) if alone else (1, 2) if few else (2, 1)
+    return [(("values", values), ("blocks", blocks), ("keys", keys)) for blocks in found]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -26,7 +38,9 @@ def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs
 class _Launch(BackwardLaunch, ChunkedLaunch):
     def add(self) -> None:
         facts = self.facts
-        chunks, first_slot = self.table()
+        parts = -(-facts.value_dim // self.knobs["values"])
+        order = self.order(2 * parts * facts.heads, self.knobs["blocks"])
+        chunks, first_slot = self.table(order=order)
         gates = self.gates(chunks)
         *squares, q_norms, k_norms = self.prepare(chunks, *gates)
         norms = [q_norms, k_norms]
@@ -36,7 +50,7 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
         )
         writes = self.scratch(facts.dtype, facts.total, facts.heads, facts.value_dim)
         made = self.of_each_head()
-        self._scans([*squares, factors], first_slot, [states, writes, d_states, made[2]])
+        self._scans([*squares, factors], [first_slot, order], [states, writes, d_states, made[2]], parts)
         self._gradients([*gates, *norms], [states, writes, d_states], chunks, made)
         self.add_heads(made)
 
@@ -49,28 +63,33 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
             kernels.gdn_backward_factors,
             [chunks, *gates, *norms, factors],
             [self.gate_heads, facts.scale, facts.use_qk_l2norm],
-            (-(-facts.heads // self.gate_heads), self.slots, 1),
+            (self.slots, -(-facts.heads // self.gate_heads), 1),
         )
         return factors
 
-    def _scans(self, prepared: Sequence[Given | None], first_slot: Given, results: Sequence[Given]) -> None:
+    def _scans(
+        self, prepared: Sequence[Given | None], walks: Sequence[Given | None], results: Sequence[Given], parts: int
+    ) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_backward_cutile as kernels
 
-        facts, given, values = self.facts, self.given, self.knobs["values"]
-        parts = -(-facts.value_dim // values)
+        facts, given, blocks = self.facts, self.given, self.knobs["blocks"]
         ends = ("initial_state", "d_final_state")
         self.run(
             kernels.gdn_backward_scans,
             [
                 *(given[name] for name in ("q", "k", "v", "dO")),
                 *map(by_place, prepared),
-                *(given["cu_seqlens"], first_slot),
+                *(given["cu_seqlens"], *walks),
                 *(by_place(given.get(name)) for name in ends),
                 *results,
                 by_place(self.gradient("initial_state")),
             ],
-            [*self.ratios, power(facts.key_dim), values, parts, *(name in given for name in ends)],
-            (facts.sequences, facts.heads, 2 * parts),
+            [
+                *(*self.ratios, power(facts.key_dim), self.knobs["values"], parts, _LATENCY[blocks]),
+                *(*(name in given for name in ends), walks[1] is not None),
+            ],
+            (2 * parts, facts.heads, facts.sequences),
+            occupancy=blocks,
         )
 
     def _gradients(self, rows: list[Given | None], kept: list[Given], chunks: Given, made: list[Given]) -> None:

@@ -19,8 +19,8 @@ _OUTPUTS = {"fwd": ("O",), "bwd": ()}
 """What a graph of a direction must give."""
 _MOST_DIM = 256
 _DIVISOR = 16
-_MOST_BLOCKS = 65535
-"""Of a grid's second and third axis."""
+_MOST_FIRST, _MOST_BLOCKS = 2**31 - 1, 65535
+"""Of a grid's first axis, and of its second and third."""
 
 
 class CutileGdn(BaseEngine):
@@ -80,13 +80,17 @@ class CutileGdn(BaseEngine):
         if facts.total < 1 or facts.sequences < 1:
             yield f"{facts.total} tokens of {facts.sequences} sequences, serves at least one of each"
         blocks = {
-            "chunks": facts.total // C + facts.sequences,
-            "heads": facts.heads,
-            "sequences": facts.sequences,
+            "chunks": (facts.total // C + facts.sequences, self._most_chunks(facts)),
+            "heads": (facts.heads, _MOST_BLOCKS),
+            "sequences": (facts.sequences, _MOST_BLOCKS),
         }
-        for name, number in blocks.items():
-            if number > _MOST_BLOCKS:
-                yield f"{name} {number}, serves at most {_MOST_BLOCKS}"
+        for name, (number, most) in blocks.items():
+            if number > most:
+                yield f"{name} {number}, serves at most {most}"
+
+    def _most_chunks(self, facts: LinearFacts) -> int:
+        """Chunks and heads share the first axis of a grid."""
+        return _MOST_FIRST // max(facts.heads, 1)
 
     def _too_wide(self, facts: LinearFacts, sm: int | None) -> Iterator[str]:
         """Why an architecture has no image that may run."""

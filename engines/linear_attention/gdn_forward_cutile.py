@@ -16,7 +16,7 @@ from cudnn_jax.engines.linear_attention.gdn_launch import (
 )
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
-from cudnn_jax.graph import data_type, pygraph
+from cudnn_jax.graph import pygraph
 
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
@@ -43,19 +43,13 @@ class _Launch(ChunkedLaunch):
     def add(self) -> None:
         facts = self.facts
         output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
-        order = self.scratch(data_type.INT32, facts.sequences) if self._queued() else None
+        order = self.order(self._parts() * facts.heads, self.knobs["blocks"])
         chunks, first_slot = self.table(output, order)
         gates, rates = self.gates(chunks)
         self._scan([first_slot, order], [gates, rates, *self.prepare(chunks, gates, rates)])
 
     def _parts(self) -> int:
         return -(-self.facts.value_dim // self.knobs["values"])
-
-    def _queued(self) -> bool:
-        """Whether blocks of the scan wait for others: the longest sequences go first then, or one ends alone."""
-        facts, sm_count = self.facts, self.target.sm_count
-        assert sm_count is not None
-        return facts.sequences > 1 and self._parts() * facts.heads * facts.sequences > self.knobs["blocks"] * sm_count
 
     def _scan(self, walks: Sequence[Given | None], prepared: Sequence[Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
@@ -74,7 +68,7 @@ class _Launch(ChunkedLaunch):
             [
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
                 *("initial_state" in self.given, facts.pool, "final_state" in taken),
-                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, self._queued()),
+                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, walks[1] is not None),
             ],
             (self._parts(), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],

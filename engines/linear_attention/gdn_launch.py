@@ -82,6 +82,13 @@ class ChunkedLaunch(Launch):
         self.gate_heads = min(16, power(facts.heads))
         """Heads whose gates a block works on."""
 
+    def order(self, blocks: int, at_once: int) -> Given | None:
+        """Room for the sequences, the longest first, for a scan of so many blocks a sequence, of which a multiprocessor
+        has some at once. None where no block waits for another; where some do, a long one may not end alone."""
+        assert self.target.sm_count is not None
+        waiting = blocks * self.facts.sequences > at_once * self.target.sm_count
+        return self.scratch(data_type.INT32, self.facts.sequences) if waiting and self.facts.sequences > 1 else None
+
     def table(self, cleared: Given | None = None, order: Given | None = None) -> tuple[Given, Given]:
         """chunks and first_slot; rows of `cleared` (total, columns) that belong to no sequence become 0.
 
@@ -115,7 +122,7 @@ class ChunkedLaunch(Launch):
             kernels.gdn_gates,
             [*map(self.given.get, ("g", "beta", "a_log", "dt_bias")), chunks, gates, rates],
             [self.gate_heads, *self.gate_options()],
-            (-(-self.facts.heads // self.gate_heads), self.slots, 1),
+            (self.slots, -(-self.facts.heads // self.gate_heads), 1),
         )
         return gates, rates
 
@@ -132,8 +139,8 @@ class ChunkedLaunch(Launch):
         self.run(
             kernels.gdn_prepare,
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
-            [power(facts.key_dim), *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
-            (facts.heads, self.slots, 1),
+            [power(facts.key_dim), facts.heads, *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
+            (self.slots * facts.heads, 1, 1),
             **_prepare_hints(facts, self.target),
         )
         return made

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from cudnn_jax.engines.linear_attention import kda_backward_cutile, kda_forward_cutile
+from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.linear_attention.gdn_cutile import CutileGdn
 
 
@@ -16,6 +17,10 @@ class CutileKda(CutileGdn):
     served = dataclasses.replace(CutileGdn.served, sm_lo=90, sm_hi=119)
     most_keys: ClassVar[dict[str, dict[int, int]]] = {"fwd": {90: 128}, "bwd": {90: 128}}
     programs: ClassVar[dict[str, Any]] = {"fwd": kda_forward_cutile, "bwd": kda_backward_cutile}
+
+    def _most_chunks(self, facts: LinearFacts) -> int:
+        """They are a second axis."""
+        return 65535
 
 
 class CutileGdn2(CutileKda):

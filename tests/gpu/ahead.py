@@ -1,7 +1,7 @@
 """`python -m gpu.ahead FOLDER`: builds programs for an H200 where the compilers are and no GPU.
 
 `CUDNN_JAX_PROGRAMS=FOLDER/tests` then serves the GPU tests, whose programs fill outputs and workspace with NaN before
-they do anything else, and `FOLDER/benchmarks` the benchmarks.
+they do anything else, and `FOLDER/benchmarks` the benchmarks. `FOLDER/sanitizer` is what is run under a sanitizer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cudnn_jax.engines.target import Target, named
 from gpu import (
     devices_programs,
     gdn_backward_programs,
+    gdn_once,
     gdn_programs,
     gdn_recurrent_programs,
     norm_programs,
@@ -59,6 +60,10 @@ def main(argv: list[str]) -> int:
         targeted = (pointwise_programs, devices_programs)
         tests = itertools.chain(*(each.programs() for each in ours), *(each.programs(target) for each in targeted))
         print(fill(folder / "tests", target, tests), "programs of tests")
+    with pytest.MonkeyPatch().context() as monkeypatch:
+        gdn_once.without_tma(monkeypatch)
+        planning.clear_memo()
+        print(fill(folder / "sanitizer", target, gdn_once.programs()), "programs for a sanitizer")
     return 0
 
 

@@ -75,6 +75,26 @@ def cases() -> list[Case]:
     return [drawn(rng) for _ in range(COUNT)]
 
 
+MANY, TIMES = (
+    Case(Sizes((66 * 64,), (4, 4, 4), 128, 128), Options(use_qk_l2norm=True), without=("initial_state",)),
+    1024,
+)
+"""A sequence, and how often it is packed for more chunks than a grid's second axis has, and offsets beyond 2^31."""
+
+
+def repeated(case: Case, times: int) -> pygraph:
+    """The graph of so many sequences like the case's."""
+    graph = pygraph(io_data_type=case.dtype)
+    rows = {"cu_seqlens": times + 1}
+    tensors = {
+        name: graph.tensor((rows.get(name, times * len(x)), *x.shape[1:]), data_type=x.dtype.name, name=name)
+        for name, x in case.draw(np.random.default_rng(0)).items()
+    }
+    for tensor in graph.gdn(**tensors, **case.options.attributes(), output_final_state=True)[:2]:
+        tensor.set_output(True)
+    return graph
+
+
 def implementations(graph: pygraph) -> list[str]:
     """The names of the engine's plans, the predicted best first."""
     graph.freeze()
@@ -88,3 +108,4 @@ def programs() -> Iterator[tuple[pygraph, str]]:
         given = case.draw(np.random.default_rng(0))
         names = implementations(case.graph(given))
         yield case.graph(given), names[number % len(names)]
+    yield repeated(MANY, TIMES), implementations(repeated(MANY, TIMES))[0]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -41,5 +45,23 @@ def test_a_drawn_case_computes_the_recurrence_and_repeats_its_bits(programs, num
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_compute_sanitizer_is_clean(tool: str) -> None:
     skip_without_programs()
-    text = child("gpu.gdn_once", environment={"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}, prefix=sanitizer(tool))
+    environment = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}
+    if folder := os.environ.get("CUDNN_JAX_PROGRAMS"):
+        environment["CUDNN_JAX_PROGRAMS"] = str(Path(folder).with_name("sanitizer"))
+    text = child("gpu.gdn_once", environment=environment, prefix=sanitizer(tool))
     assert "0 errors" in text or "0 hazards" in text, text[-2000:]
+
+
+def test_more_chunks_than_a_grids_axis_takes_and_offsets_beyond_32_bits(rng) -> None:
+    """One sequence over and over: each answer has the bits of the first. 67584 chunks, 2.2e9 elements of q."""
+    case, times = gdn_programs.MANY, gdn_programs.TIMES
+    given = {name: jnp.asarray(array) for name, array in case.draw(rng).items()}
+    length = case.sizes.total
+    tiled = {name: jnp.tile(array, (times, *(1,) * (array.ndim - 1))) for name, array in given.items()}
+    tiled["cu_seqlens"] = jnp.arange(times + 1, dtype=jnp.int32) * length
+    graph = gdn_programs.repeated(case, times)
+    out, state = run(graph, [tiled[tensor.name] for tensor in graph.inputs], gdn_programs.implementations(graph)[0])
+    case.check(case.graph(given), [np.asarray(out[:length]), np.asarray(state[:1])], case.expected(given))
+    for array, rows in ((out, length), (state, 1)):
+        same = jax.jit(lambda x, rows=rows: (x.reshape(times, rows, *x.shape[1:]) == x[:rows]).all())
+        assert same(array)
