@@ -29,16 +29,15 @@ from rich.console import Console
 import cudnn_jax
 from benchmarks import harness
 from benchmarks.harness import Timing
+from benchmarks.linear_attention import plans, recurrent
 from benchmarks.report import Report
-from cudnn_jax.engines import execution, placement, planning
-from cudnn_jax.engines.base import DECLINES, PlanConfig, Program
-from cudnn_jax.engines.linear_attention import gdn_backward_cutile, gdn_forward_cutile, gdn_recurrent_cutile
-from cudnn_jax.engines.linear_attention.facts import analyze
+from cudnn_jax.engines import execution, planning
+from cudnn_jax.engines.base import DECLINES, Program
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.target import Target
 
 PEER = "flash-linear-attention"
-RECURRENT = "cutile_gdn_recurrent"
+RECURRENT = recurrent("gdn")
 DIRECTIONS = ("forward", "backward", "forward+backward")
 TOLERANCE = {"O": 8e-3, "final_state": 8e-3, "dQ": 1.5e-2, "dK": 1.5e-2, "dV": 1.5e-2, "dG": 1.5e-2, "dBeta": 1.5e-2}
 INPUTS = ("q", "k", "v", "g", "beta", "cu_seqlens")
@@ -119,18 +118,6 @@ CASES = (
     Case("decode 256 x 1, 32 heads", (1,) * 256, 32, 32, decode=True),
     Case("decode 256 x 8, 32 heads", (8,) * 256, 32, 32, decode=True),
 )
-
-
-def plans(graph: pygraph, target: Target) -> list[str]:
-    """The names of our plans, the first ranked in front, also on a machine that cannot compile them."""
-    graph.freeze()
-    facts = analyze(graph)
-    chunked = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}[facts.direction]
-    settings = {"cutile_gdn": chunked.settings(facts, target)}
-    if facts.direction == "fwd":
-        settings[RECURRENT] = gdn_recurrent_cutile.settings(facts)
-    listed = [PlanConfig(0, knobs, engine=engine) for engine, found in settings.items() for knobs in found]
-    return [plan.name for plan in placement.arrange("linear_attention", facts, listed)]
 
 
 def makers(case: Case) -> dict[str, Callable[[], tuple[pygraph, dict[str, Any]]]]:

@@ -23,9 +23,10 @@ from cudnn_jax.engines.target import Target, named
 from gpu import (
     devices_programs,
     gdn_backward_programs,
-    gdn_once,
     gdn_programs,
     gdn_recurrent_programs,
+    kda_programs,
+    linear_once,
     norm_programs,
     pointwise_programs,
 )
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    os.environ["CUDNN_JAX_CUTILE_GDN"] = "1"
+    os.environ |= {f"CUDNN_JAX_CUTILE_{name}": "1" for name in ("GDN", "KDA")}
     folder, target = Path(argv[0]), named("h200")
     benchmarks = itertools.chain(
         norm.programs(), pointwise.programs(target), gdn.programs(target), scaling.programs(target)
@@ -57,13 +58,13 @@ def main(argv: list[str]) -> int:
     with poisoned_outputs(pytest.MonkeyPatch()):
         planning.clear_memo()  # those were not poisoned
         ours = (norm_programs, gdn_programs, gdn_recurrent_programs, gdn_backward_programs)
-        targeted = (pointwise_programs, devices_programs)
+        targeted = (pointwise_programs, devices_programs, kda_programs)
         tests = itertools.chain(*(each.programs() for each in ours), *(each.programs(target) for each in targeted))
         print(fill(folder / "tests", target, tests), "programs of tests")
     with pytest.MonkeyPatch().context() as monkeypatch:
-        gdn_once.without_tma(monkeypatch)
+        linear_once.without_tma(monkeypatch)
         planning.clear_memo()
-        print(fill(folder / "sanitizer", target, gdn_once.programs()), "programs for a sanitizer")
+        print(fill(folder / "sanitizer", target, linear_once.programs()), "programs for a sanitizer")
     return 0
 
 

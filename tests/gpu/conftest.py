@@ -18,7 +18,8 @@ def _missing() -> str | None:
 
 @pytest.fixture(autouse=True)
 def _opted_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDNN_JAX_CUTILE_GDN", "1")
+    for name in ("GDN", "KDA"):
+        monkeypatch.setenv(f"CUDNN_JAX_CUTILE_{name}", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

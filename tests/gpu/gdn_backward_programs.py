@@ -10,16 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cudnn_jax.engines.base import PlanConfig
-from cudnn_jax.engines.linear_attention import facts, gdn_backward_cutile
 from cudnn_jax.engines.planning import pygraph
-from cudnn_jax.engines.target import named
-from gpu.gdn_programs import HEADS, KINDS, SEED, options
+from gpu.gdn_programs import SEED, options
+from gpu.linear_programs import HEADS, KINDS, all_of
 from support.gdn_cases import BackwardCase
 from support.linear_attention import Options, Sizes
 
 ENGINE = "cutile_gdn"
-TARGET = named("h200")
 
 NORMAL = Options(use_qk_l2norm=True)
 PACKED = Sizes((200, 0, 64, 1, 130), key_dim=128, value_dim=128, tail=67)
@@ -67,19 +64,6 @@ CHOSEN = [
 ]
 
 
-def graph_of(case: BackwardCase) -> pygraph:
-    return case.graph(case.draw(np.random.default_rng(0)))
-
-
-def implementations(graph: pygraph) -> list[str]:
-    """The names of the engine's plans, the predicted best first."""
-    graph.freeze()
-    found = gdn_backward_cutile.settings(facts.analyze(graph), TARGET)
-    return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in found]
-
-
 def programs() -> Iterator[tuple[pygraph, str]]:
     """Every graph with every plan that a test asks for by name."""
-    for case in cases():
-        for name in implementations(graph_of(case)):
-            yield graph_of(case), name
+    return all_of(cases(), ENGINE)

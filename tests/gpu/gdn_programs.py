@@ -10,23 +10,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from benchmarks.linear_attention import settings
 from cudnn_jax.engines.base import PlanConfig
-from cudnn_jax.engines.linear_attention import gdn_forward_cutile
 from cudnn_jax.engines.linear_attention.facts import analyze
 from cudnn_jax.engines.planning import pygraph
-from cudnn_jax.engines.target import named
+from gpu.linear_programs import HEADS, KINDS, TARGET, one_each
 from support.gdn_cases import Case
 from support.linear_attention import Options, Sizes
 
 ENGINE = "cutile_gdn"
-TARGET = named("h200")
 SEED = int(os.environ.get("CUDNN_JAX_GDN_CASES", "0"))
 COUNT = 64
 
-HEADS = ((1, 1, 1), (2, 2, 2), (2, 1, 4), (4, 2, 2))
 _DIMS = ((128, 128), (64, 64), (128, 96), (48, 144), (256, 256), (16, 16), (192, 64))
 _EVERY = (0, 0, 64, 128)
-KINDS = ("mild", "strong", "reset", "correlated", "unwritten", "zero_keys")
 
 
 def options(rng: np.random.Generator, every: Sequence[int] = (0,)) -> Options:
@@ -95,17 +92,14 @@ def repeated(case: Case, times: int) -> pygraph:
     return graph
 
 
-def implementations(graph: pygraph) -> list[str]:
-    """The names of the engine's plans, the predicted best first."""
-    graph.freeze()
-    found = gdn_forward_cutile.settings(analyze(graph), TARGET)
-    return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in found]
-
-
 def programs() -> Iterator[tuple[pygraph, str]]:
-    """Every graph with the plan that the test of it asks for: the settings take turns."""
-    for number, case in enumerate(cases()):
-        given = case.draw(np.random.default_rng(0))
-        names = implementations(case.graph(given))
-        yield case.graph(given), names[number % len(names)]
-    yield repeated(MANY, TIMES), implementations(repeated(MANY, TIMES))[0]
+    """Every graph with the plan that the test of it asks for."""
+    yield from one_each(cases(), ENGINE)
+    yield many()
+
+
+def many() -> tuple[pygraph, str]:
+    """The packed graph with its plan."""
+    graph = repeated(MANY, TIMES)
+    graph.freeze()
+    return repeated(MANY, TIMES), PlanConfig(0, settings(analyze(graph), TARGET)[ENGINE][0], engine=ENGINE).name

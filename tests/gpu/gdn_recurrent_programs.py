@@ -7,11 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cudnn_jax.engines.base import PlanConfig
-from cudnn_jax.engines.linear_attention import gdn_recurrent_cutile
-from cudnn_jax.engines.linear_attention.facts import analyze
 from cudnn_jax.engines.planning import pygraph
-from gpu.gdn_programs import HEADS, KINDS, SEED, options
+from gpu.gdn_programs import SEED, options
+from gpu.linear_programs import HEADS, KINDS, one_each
 from support.gdn_cases import Case
 from support.linear_attention import Sizes
 
@@ -49,15 +47,6 @@ def cases() -> list[Case]:
     return [drawn(rng) for _ in range(COUNT)]
 
 
-def implementations(graph: pygraph) -> list[str]:
-    """The names of the engine's plans, the predicted best first."""
-    graph.freeze()
-    return [PlanConfig(0, knobs, engine=ENGINE).name for knobs in gdn_recurrent_cutile.settings(analyze(graph))]
-
-
 def programs() -> Iterator[tuple[pygraph, str]]:
-    """Every graph with the plan that the test of it asks for: the settings take turns."""
-    for number, case in enumerate(cases()):
-        given = case.draw(np.random.default_rng(0))
-        names = implementations(case.graph(given))
-        yield case.graph(given), names[number % len(names)]
+    """Every graph with the plan that the test of it asks for."""
+    return one_each(cases(), ENGINE)

@@ -6,29 +6,48 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import cudnn_jax
 from cudnn_jax.engines import cache, cutile
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import GraphNotSupportedError
+from support.gdn_cases import Case
+from support.linear_attention import Arrays
 
 
 def run(graph: pygraph, arrays: Sequence[Any], implementation: str) -> tuple[jax.Array, ...]:
     """The graph's outputs; skips, with the reason, where there is neither the compiler nor a folder."""
     fn = jax.jit(lambda *given: cudnn_jax.call(graph, *given, implementation=implementation))
+    with jax.enable_x64(True):  # offsets of 64 bits stay what they are
+        return served(fn, *map(jnp.asarray, arrays))
+
+
+def served(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function that names plans returns; skips, with the reason, where nothing makes or serves them."""
     try:
-        with jax.enable_x64(True):  # offsets of 64 bits stay what they are
-            return fn(*map(jnp.asarray, arrays))
+        return fn(*arguments)
     except GraphNotSupportedError as error:
         skip_without_programs()
         raise error
+
+
+def check_twice(case: Case, given: Arrays, implementation: str, want: Arrays) -> list[np.ndarray]:
+    """A case's outputs, checked against the float64 ones, and of the same bits in a second run."""
+    graph = case.graph(given)
+    arrays = [given[tensor.name] for tensor in graph.inputs]
+    first, second = ([np.asarray(array) for array in run(graph, arrays, implementation)] for _ in range(2))
+    case.check(graph, first, want)
+    for one, two in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint8), two.view(np.uint8), implementation)
+    return first
 
 
 def skip_without_programs() -> None:

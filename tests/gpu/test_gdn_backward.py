@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gpu.gdn_backward_programs import cases, graph_of, implementations
+from gpu.gdn_backward_programs import ENGINE, cases
+from gpu.linear_programs import implementations
 from gpu.poison import poisoned_outputs
-from gpu.running import run
+from gpu.running import check_twice
 from support.gdn_cases import BackwardCase
 
 
@@ -27,12 +28,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_every_setting_is_right_and_repeats_its_bits(case: BackwardCase, rng: np.random.Generator) -> None:
     given = case.draw(rng)
     want = case.expected(given)
-    names = implementations(graph_of(case))
+    names = implementations(case, ENGINE)
     assert names
     for name in names:
-        graph = case.graph(given)
-        arrays = [given[tensor.name] for tensor in graph.inputs]
-        first, second = ([np.asarray(array) for array in run(graph, arrays, name)] for _ in range(2))
-        case.check(graph, first, want)
-        for again, once in zip(second, first, strict=True):
-            np.testing.assert_array_equal(again.view(np.uint8), once.view(np.uint8), name)
+        check_twice(case, given, name, want)

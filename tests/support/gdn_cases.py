@@ -94,14 +94,18 @@ class Case:
 
     def check(self, graph: pygraph, got: list[Any], want: Arrays) -> None:
         """Each output against `want`; rows that belong to no sequence are exactly 0."""
-        named = {id(tensor): name for name, tensor in graph.nodes[0].outputs.items()}
-        for tensor, array in zip(graph.outputs, got, strict=True):
-            name = named[id(tensor)]
+        for name, array in by_name(graph, got).items():
             found = error(array, want[name], usual=_usual(name, self.sizes))
-            tolerance = max(TOLERANCES[self.dtype], TOLERANCES[tensor.data_type.value])
+            tolerance = max(TOLERANCES[self.dtype], TOLERANCES[graph.nodes[0].outputs[name].data_type.value])
             assert found <= tolerance, f"{name}: error {found}"
             if name == "O" and self.sizes.tail:
                 assert not np.any(np.asarray(array, np.float64)[-self.sizes.tail :]), "rows of no sequence"
+
+
+def by_name(graph: pygraph, got: list[Any]) -> dict[str, Any]:
+    """The outputs of a graph of one node by its results' names."""
+    names = {id(tensor): name for name, tensor in graph.nodes[0].outputs.items()}
+    return {names[id(tensor)]: array for tensor, array in zip(graph.outputs, got, strict=True)}
 
 
 def _usual(name: str, sizes: Sizes) -> float:
@@ -144,10 +148,9 @@ class BackwardCase(Case):
         tolerance = GRADIENT_TOLERANCES[self.dtype]
         if self.kind in HARD and self.dtype == "bfloat16":
             tolerance = HARD_TOLERANCE
-        named = {id(tensor): name for name, tensor in graph.nodes[0].outputs.items()}
-        assert set(named.values()) == set(want)
-        for tensor, array in zip(graph.outputs, got, strict=True):
-            name = named[id(tensor)]
+        named = by_name(graph, got)
+        assert set(named) == set(want)
+        for name, array in named.items():
             found = error(array, want[name], usual=1.0)
             assert found <= tolerance, f"{name}: error {found}"
             if len(array) == self.sizes.total and self.sizes.tail:

@@ -278,7 +278,7 @@ GATES = {
 }
 """Operation -> gate -> its channels behind (T, HO): one for each column or row of a state, or none."""
 KINDS = ("mild", "steep", "strong", "reset", "correlated", "reflecting", "unwritten", "zero_keys")
-"""Inputs that go wrong in different ways: decays down to e^-5 everywhere; decays of e^-50; resets of e^-10000 in front
+"""Inputs that go wrong in different ways: decays down to e^-5 everywhere, of safe gates down to their bound; decays of e^-50; resets of e^-10000 in front
 of mild decays, of single channels and of all; keys that are nearly parallel, slowly forgotten; the same written twice
 over (beta near 2); beta 0 and tiny; keys that are 0."""
 
@@ -310,6 +310,7 @@ def draw(
     log[rng.random(log.shape) < {"strong": 0.7}.get(kind, 0)] = -50
     for axes in (2, log.ndim):
         log[rng.random(log.shape[:axes]) < {"reset": 0.03}.get(kind, 0)] = -1e4
+    raw = 8 if kind == "steep" else 1
     beta = rng.uniform(0, 1, shapes["beta"])
     if kind == "reflecting":
         beta = 2 - 0.1 * beta
@@ -320,7 +321,11 @@ def draw(
         "q": q,
         "k": k,
         "v": normal(total, heads_v, sizes.value_dim),
-        "g": normal(*shapes["g"]) if options.safe_gate else np.exp(log) if options.gate_domain == "linear" else log,
+        "g": raw * normal(*shapes["g"])
+        if options.safe_gate
+        else np.exp(log)
+        if options.gate_domain == "linear"
+        else log,
         "beta": normal(*shapes["beta"]) if options.use_beta_sigmoid else beta,
         "initial_state": normal(*sizes.states),
     }

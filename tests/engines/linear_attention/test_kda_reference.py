@@ -15,8 +15,9 @@ from cudnn_jax.engines.linear_attention import reference_gdn, reference_kda
 from cudnn_jax.engines.target import CPU
 from cudnn_jax.graph import GraphNotSupportedError
 from support import linear_attention as oracle
-from support.linear_attention import KINDS, Arrays, Options, Sizes
+from support.linear_attention import KINDS, Options, Sizes
 from support.linear_checks import FORWARD, check_backward, check_forward, compiled, pairs
+from support.linear_collapse import collapsed, of_gates
 from support.linear_graphs import graph, run
 
 OPERATIONS = ("kda", "gdn2")
@@ -123,14 +124,6 @@ def test_a_pool_of_states(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(got["final_state"][[1, 3]], pool[[1, 3]])
 
 
-def collapsed(given: Arrays) -> dict[str, Arrays]:
-    """Operands of each operation that mean what those of a gdn do."""
-    wide = {"g": np.repeat(given["g"][..., None], given["q"].shape[2], axis=2)}
-    erased = np.repeat(given["beta"][..., None], given["q"].shape[2], axis=2)
-    written = np.repeat(given["beta"][..., None], given["v"].shape[2], axis=2)
-    return {"gdn": given, "kda": given | wide, "gdn2": given | wide | {"beta": erased, "w": written}}
-
-
 def test_gates_without_channels_make_gdn_of_kda_and_kda_of_gdn2(rng: np.random.Generator) -> None:
     given = oracle.draw(rng, SMALL)
     given |= {"dO": rng.standard_normal((*given["v"].shape[:1], 2, 2)).astype(np.float32)}
@@ -140,9 +133,8 @@ def test_gates_without_channels_make_gdn_of_kda_and_kda_of_gdn2(rng: np.random.G
         forward = {name: x for name, x in each.items() if name != "dO"}
         got = run(modules[operation].forward, *graph("fwd", forward, operation=operation), forward)
         grads = run(modules[operation].backward, *graph("bwd", each, operation=operation), each)
-        d_beta = sum(grads[name].reshape(*given["beta"].shape, -1).sum(-1) for name in ("dBeta", "dW") if name in grads)
-        d_g = grads["dG"].reshape(*given["g"].shape, -1).sum(-1)
-        made[operation] = got | {name: grads[name] for name in ("dQ", "dK", "dV")} | {"dG": d_g, "dBeta": d_beta}
+        gates = of_gates(grads, given["g"].shape)
+        made[operation] = got | {name: grads[name] for name in ("dQ", "dK", "dV")} | gates
     for finer, coarser in (("gdn2", "kda"), ("kda", "gdn")):
         for name, want in made[coarser].items():
             assert oracle.error(made[finer][name], want) <= 1e-5, (finer, name)

@@ -1,4 +1,4 @@
-"""`python -m gpu.gdn_once`: one small case of each engine of Gated DeltaNet, once, for a sanitizer.
+"""`python -m gpu.linear_once`: one small case of each kernel of linear attention, once, for a sanitizer.
 
 Without TMA: what it moves a sanitizer does not see, and descriptors lie in memory of the driver's that it takes for an
 error.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from cudnn_jax.engines import cutile
 from cudnn_jax.engines.planning import pygraph
-from gpu import gdn_backward_programs, gdn_programs, gdn_recurrent_programs
+from gpu.linear_programs import all_of, graph_of, implementations
 from gpu.running import run
 from support.gdn_cases import BackwardCase, Case
 from support.linear_attention import Options, Sizes
@@ -24,10 +23,16 @@ _SIZES = Sizes((70, 0, 64, 3), heads=(2, 1, 4), key_dim=48, value_dim=80, tail=6
 _FEW = Sizes((3, 0, 1, 2), heads=(2, 1, 4), key_dim=48, value_dim=80, tail=5)
 _SAFE = Options(use_qk_l2norm=True, safe_gate=True)
 _POOL = {"pool": 7, "overwrite": True}
-CASES: tuple[tuple[Any, Case], ...] = (
-    (gdn_programs, Case(_SIZES, Options(use_qk_l2norm=True, checkpoint_every_n_tokens=64), **_POOL)),
-    (gdn_recurrent_programs, Case(_FEW, _SAFE, **_POOL)),
-    (gdn_backward_programs, BackwardCase(_SIZES, _SAFE)),
+CASES: tuple[tuple[str, Case], ...] = (
+    ("cutile_gdn", Case(_SIZES, Options(use_qk_l2norm=True, checkpoint_every_n_tokens=64), **_POOL)),
+    ("cutile_gdn_recurrent", Case(_FEW, _SAFE, **_POOL)),
+    ("cutile_gdn", BackwardCase(_SIZES, _SAFE)),
+    *(
+        (f"cutile_{operation}", kind(_SIZES, options, operation=operation))
+        for operation in ("kda", "gdn2")
+        for kind, options in ((Case, Options(use_qk_l2norm=True)), (BackwardCase, _SAFE))
+    ),
+    *((f"cutile_{operation}_recurrent", Case(_FEW, _SAFE, operation=operation)) for operation in ("kda", "gdn2")),
 )
 
 
@@ -44,9 +49,7 @@ def without_tma(monkeypatch: pytest.MonkeyPatch) -> None:
 def programs() -> Iterator[tuple[pygraph, str]]:
     """Every graph with every plan, to be built under `without_tma`."""
     for engine, case in CASES:
-        given = case.draw(np.random.default_rng(0))
-        for name in engine.implementations(case.graph(given)):
-            yield case.graph(given), name
+        yield from all_of([case], engine)
 
 
 def main() -> int:
@@ -57,8 +60,8 @@ def main() -> int:
         print("programs that were built elsewhere")
     for engine, case in CASES:
         given = case.draw(np.random.default_rng(0))
-        for name in engine.implementations(case.graph(given)):
-            graph = case.graph(given)
+        for name in implementations(case, engine):
+            graph = graph_of(case)
             made = run(graph, [given[tensor.name] for tensor in graph.inputs], name)
             case.check(graph, [np.asarray(array) for array in made], case.expected(given))
             print(f"{name}: {case}")
