@@ -8,7 +8,7 @@ import sys
 BENCHMARKS = {
     name: f"benchmarks.{name}"
     for name in (
-        *("sdpa", "norm", "pointwise", "gdn", "gdn_reference", "autotune", "placement"),
+        *("sdpa", "norm", "pointwise", "gdn", "gdn_reference", "kda", "autotune", "placement"),
         *("eager", "runtime", "scaling", "startup", "peers_call", "picture"),
     )
 }

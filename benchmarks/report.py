@@ -70,7 +70,7 @@ class Report:
     memory: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     """Case -> plan or peer -> the most bytes that it holds beyond what it is given."""
     peer_errors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    """Case and direction -> the relative errors of a peer's results, where these are of interest."""
+    """Case, direction and peer -> the relative errors of the peer's results, where these are of interest."""
 
     def add(self, timing: Timing, peers: dict[str, Timing], **common: Any) -> None:
         """One row beside each peer, or one without where no peer ran."""

@@ -1,4 +1,5 @@
-"""`python -m gpu.ahead FOLDER`: builds programs for an H200 where the compilers are and no GPU.
+"""`python -m gpu.ahead FOLDER [NAME ...]`: builds programs for an H200 where the compilers are and no GPU, all or those
+of the names in the tables below.
 
 `CUDNN_JAX_PROGRAMS=FOLDER/tests` then serves the GPU tests, whose programs fill outputs and workspace with NaN before
 they do anything else, and `FOLDER/benchmarks` the benchmarks. `FOLDER/sanitizer` is what is run under a sanitizer.
@@ -9,12 +10,13 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import gdn, norm, pointwise, scaling
+from benchmarks import gdn, kda, norm, pointwise, scaling
 from cudnn_jax.engines import cache, planning
 from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.planning import pygraph, stored_of
@@ -45,26 +47,45 @@ def fill(folder: Path, target: Target, programs: Iterator[tuple[pygraph, str | N
     return count
 
 
+Programs = Callable[[Target], Iterator[tuple[pygraph, Any]]]
+BENCHMARKS: dict[str, Programs] = {
+    "norm": lambda _: norm.programs(),
+    "pointwise": pointwise.programs,
+    "gdn": gdn.programs,
+    "kda": kda.programs,
+    "scaling": scaling.programs,
+}
+TESTS: dict[str, Programs] = {
+    "norm": lambda _: norm_programs.programs(),
+    "pointwise": pointwise_programs.programs,
+    "gdn": lambda _: gdn_programs.programs(),
+    "gdn_recurrent": lambda _: gdn_recurrent_programs.programs(),
+    "gdn_backward": lambda _: gdn_backward_programs.programs(),
+    "kda": kda_programs.programs,
+    "devices": devices_programs.programs,
+}
+SANITIZER: dict[str, Programs] = {"linear": lambda _: linear_once.programs()}
+
+
+def chosen(table: dict[str, Programs], names: Sequence[str], target: Target) -> Iterator[tuple[pygraph, Any]]:
+    """Those of the names, or all where none is given."""
+    return itertools.chain(*(programs(target) for name, programs in table.items() if name in (names or table)))
+
+
 def main(argv: list[str]) -> int:
-    if len(argv) != 1:
+    if not argv or not {*argv[1:]} <= {*BENCHMARKS, *TESTS}:
         print(__doc__, file=sys.stderr)
         return 2
     os.environ |= {f"CUDNN_JAX_CUTILE_{name}": "1" for name in ("GDN", "KDA")}
-    folder, target = Path(argv[0]), named("h200")
-    benchmarks = itertools.chain(
-        norm.programs(), pointwise.programs(target), gdn.programs(target), scaling.programs(target)
-    )
-    print(fill(folder / "benchmarks", target, benchmarks), "programs of benchmarks")
+    folder, names, target = Path(argv[0]), argv[1:], named("h200")
+    print(fill(folder / "benchmarks", target, chosen(BENCHMARKS, names, target)), "programs of benchmarks")
     with poisoned_outputs(pytest.MonkeyPatch()):
         planning.clear_memo()  # those were not poisoned
-        ours = (norm_programs, gdn_programs, gdn_recurrent_programs, gdn_backward_programs)
-        targeted = (pointwise_programs, devices_programs, kda_programs)
-        tests = itertools.chain(*(each.programs() for each in ours), *(each.programs(target) for each in targeted))
-        print(fill(folder / "tests", target, tests), "programs of tests")
+        print(fill(folder / "tests", target, chosen(TESTS, names, target)), "programs of tests")
     with pytest.MonkeyPatch().context() as monkeypatch:
         linear_once.without_tma(monkeypatch)
         planning.clear_memo()
-        print(fill(folder / "sanitizer", target, linear_once.programs()), "programs for a sanitizer")
+        print(fill(folder / "sanitizer", target, chosen(SANITIZER, names, target)), "programs for a sanitizer")
     return 0
 
 
