@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import gdn, kda, linear_attention
+from benchmarks import gdn, harness, kda, linear_attention
 from benchmarks.linear_attention import Case
 from cudnn_jax.engines import cutile
 from cudnn_jax.engines.target import named
@@ -72,3 +72,15 @@ def test_reference_against_float64(operation: str, decode: bool, rng, monkeypatc
     assert set(found) == {"O", *(["final_state"] if decode else case.gradients)}
     for name, x in found.items():
         assert oracle.error(x, want[name]) <= 3e-5, name
+
+
+@pytest.mark.parametrize(("asked", "timed"), [([], {"a", "b"}), (["--peers"], set()), (["--peers", "b"], {"b"})])
+def test_peers_are_chosen_by_name(asked, timed, monkeypatch, tmp_path) -> None:
+    seen = []
+    monkeypatch.setenv("CUDNN_JAX_CUTILE_KDA", "0")
+    monkeypatch.setattr(linear_attention.harness, "measure_ceilings", lambda quick: harness.Ceilings(1.0, 1.0))
+    monkeypatch.setattr(linear_attention, "run_case", lambda case, peers_of, *_: seen.append({*peers_of(case, {})}))
+    peers = {name: linear_attention.Peer({}) for name in ("a", "b")}
+    arguments = ["--out", str(tmp_path), *asked]
+    assert linear_attention.main("kda", kda.CASES[:2], lambda *_: peers, None, arguments) == 1
+    assert seen == [timed, timed]
