@@ -57,11 +57,12 @@ def test_plans_are_those_that_planning_offers(operation: str, monkeypatch: pytes
 @pytest.mark.parametrize("decode", [False, True])
 def test_reference_against_float64(operation: str, decode: bool, rng, monkeypatch) -> None:
     monkeypatch.setattr(linear_attention, "to_jax", jnp.asarray)
-    case = Case("", (5, 9), 1, 2, dim=8, decode=decode, operation=operation)
-    sizes = Sizes(case.lengths, (1, 1, 2), key_dim=8, value_dim=8)
+    monkeypatch.setattr(linear_attention, "AT_ONCE", 1)
+    case = Case("", (5, 9), 2, 4, dim=8, decode=decode, operation=operation)
+    sizes = Sizes(case.lengths, (2, 2, 4), key_dim=8, value_dim=8)
     absent = () if decode else ("initial_state",)
     given = oracle.draw(rng, sizes, without=absent, operation=operation)
-    given |= {"dO": rng.standard_normal((sizes.total, 2, 8)).astype(np.float32)}
+    given |= {"dO": rng.standard_normal((sizes.total, 4, 8)).astype(np.float32)}
     options = Options(use_qk_l2norm=True)
     operands = {name: x for name, x in given.items() if name != "dO"}
     want = oracle.forward(operands, options)
