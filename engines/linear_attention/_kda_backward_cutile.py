@@ -15,6 +15,7 @@ from cudnn_jax.engines.linear_attention._kda_chunks_cutile import (
     FROM_16,
     FROM_32,
     LEAST_NEAR,
+    TO_48,
     UP_TO,
     erase_rates,
     load_gates,
@@ -176,12 +177,70 @@ def _store_tokens(array, first, tokens, head, column, tile):
     ct.store(rows_of(array, first, first + tokens), (0, head, column), tile, allow_tma=False)
 
 
-def _pairs(read, erased, operands, forth, back, mask, dtype):
-    """What the pairs of rows in `mask` give to the gradients of what reads, erases and is written."""
-    read, erased = ct.astype(ct.where(mask, read, 0.0), dtype), ct.astype(ct.where(mask, erased, 0.0), dtype)
+def kda_backward_pairs(
+    v,
+    w,
+    d_out,
+    q_norms,
+    k_norms,
+    writes,
+    d_writes,
+    chunks,
+    pairs,
+    numbers,
+    SCALE: Static[float],
+    V_RATIO: Static[int],
+    HEADS: Static[int],
+    V: Static[int],
+    L2NORM: Static[bool],
+    ERASE: Static[bool],
+):
+    """Block (slot, head) writes what is the same for all key columns of a chunk:
+
+    pairs (2 * slots * HO, C, C), bfloat16: tril(SCALE dO U^T, -1) and -tril(du U^T, -1), times the norms
+    numbers (slots * HO, 2, C), float32: SCALE <dO, U> times both norms, and if L2NORM <k, dk> times the square of its
+    """
+    place = ct.bid(0)
+    slot, head = place // HEADS, place % HEADS
+    first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
+    if tokens > 0:
+        row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
+        column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
+        inside, diagonal = row < tokens, row == column
+        q_norm, k_norm = ct.full((C, 1), SCALE, ct.float32), ct.full((C, 1), 1.0, ct.float32)
+        column_norm = 1.0
+        if L2NORM:
+            q_norm, k_norm = load_numbers(q_norms, place) * SCALE, load_numbers(k_norms, place)
+            column_norm = ct.load(k_norms, (place, 0), (1, C), check_bounds=False, allow_tma=False)
+        turned = ct.transpose(_chunk(writes, place, 0, V))
+        read = product(load_span(d_out, first, head, 0, V), turned)
+        # A token with itself, where nothing decays: apart, so that its rounding is none of the gates' gradients'.
+        own = ct.sum(ct.where(diagonal, read, 0.0), 1, keepdims=True) * (q_norm * k_norm)
+        _store_sum(numbers, place, 0, ct.where(inside, own, 0.0))
+        below = inside & (row > column)
+        read = ct.where(below, read * (q_norm * column_norm), 0.0)
+        store_part(pairs, 2 * place, 0, 0, ct.astype(read, ct.bfloat16))
+        d_written = load_span(d_writes, first, head, 0, V)
+        erased = product(d_written, turned)
+        if L2NORM:
+            value = wide(load_span(v, first, head // V_RATIO, 0, V))
+            if ERASE:
+                value = value * wide(load_span(w, first, head, 0, V))
+            # <k, dk>, as what is written depends on k.
+            twice = 2.0 * ct.sum(ct.where(diagonal, erased, 0.0), 1, keepdims=True)
+            by_key = twice - ct.sum(wide(d_written) * value, 1, keepdims=True)
+            _store_sum(numbers, place, 1, by_key * k_norm * k_norm)
+        erased = ct.where(below, erased * (-k_norm * column_norm), 0.0)
+        store_part(pairs, 2 * place + 1, 0, 0, ct.astype(erased, ct.bfloat16))
+
+
+def _of_kind(read, erased, operands, forth, back, mask):
+    """What the pairs of rows in `mask` give to the gradients of what reads, erases and is written, and of the gates."""
+    read, erased = ct.where(mask, read, 0.0), ct.where(mask, erased, 0.0)
+    read, erased = ct.astype(read, ct.bfloat16), ct.astype(erased, ct.bfloat16)
     query, erase, write = operands
-    query, erase = ct.astype(query * forth, dtype), ct.astype(erase * forth, dtype)
-    write = ct.astype(write * back, dtype)
+    query, erase = ct.astype(query * forth, ct.bfloat16), ct.astype(erase * forth, ct.bfloat16)
+    write = ct.astype(write * back, ct.bfloat16)
     d_query, d_erase = product(read, write), product(erased, write)
     d_write = ct.mma(ct.transpose(erased), erase, product(ct.transpose(read), query))
     d_gate = wide(query) * d_query + wide(erase) * d_erase - wide(write) * d_write
@@ -192,17 +251,58 @@ def _added(x, y):
     return x[0] + y[0], x[1] + y[1], x[2] + y[2], x[3] + y[3]
 
 
+def _strong_pairs(read, erased, query, erase, write, gates, tables, row, column, PART):
+    """All pairs in three kinds: 32 rows apart, of one 32 and 16 apart, and of one 16."""
+    operands, read, erased = (query, erase, write), wide(read), wide(erased)
+    across = power(product(table(tables, FROM_32), gates))
+    made = _of_kind(read, erased, operands, across, across, row // 32 != column // 32)
+    across = power(product(table(tables, FROM_16), gates))
+    apart = (row // 32 == column // 32) & (row // 16 != column // 16)
+    made = _added(made, _of_kind(read, erased, operands, across, across, apart))
+    near = ct.maximum(gates, ct.full((C, PART), LEAST_NEAR, ct.float16))
+    forth, back = signed_powers(product(table(tables, FROM_8), near), row, 8)
+    return _added(made, _of_kind(read, erased, operands, forth, back, row // 16 == column // 16))
+
+
+def _mild_pairs(read, erased, query, erase, write, gates, tables, row):
+    """All pairs relative to the middle of the 32 rows that the later of the two lies in."""
+    later = row >= 32
+    forth, back = signed_powers(product(table(tables, FROM_16), gates), row, 16)
+    back_later = ct.where(later, back, power(product(table(tables, TO_48), gates)))
+    back_first = ct.where(later, 0.0, back)
+    write_first, write_later = ct.astype(write * back_first, ct.bfloat16), ct.astype(write * back_later, ct.bfloat16)
+    d_query = ct.where(later, product(read, write_later), product(read, write_first))
+    d_erase = ct.where(later, product(erased, write_later), product(erased, write_first))
+    query, erase = ct.astype(query * forth, ct.bfloat16), ct.astype(erase * forth, ct.bfloat16)
+    d_gate = wide(query) * d_query + wide(erase) * d_erase
+    nothing = ct.zeros(query.shape, ct.bfloat16)
+    turned_read, turned_erased = ct.transpose(read), ct.transpose(erased)
+    d_first = product(turned_read, ct.where(later, nothing, query))
+    d_first = ct.mma(turned_erased, ct.where(later, nothing, erase), d_first)
+    d_later = product(turned_read, ct.where(later, query, nothing))
+    d_later = ct.mma(turned_erased, ct.where(later, erase, nothing), d_later)
+    d_gate = d_gate - wide(write_first) * d_first - wide(write_later) * d_later
+    return forth * d_query, forth * d_erase, back_first * d_first + back_later * d_later, d_gate
+
+
+def _summed_up(sums, tile):
+    """Each row of a float32 tile and those behind it, added up: products of its halves of 8 bits."""
+    high = ct.astype(tile, ct.bfloat16)
+    low = ct.astype(tile - wide(high), ct.bfloat16)
+    summing = ct.transpose(ct.load(sums, (0, 0), (C, C)))
+    return ct.mma(summing, low, product(summing, high))
+
+
 def kda_backward_gradients(
     q,
     k,
-    v,
     g,
     beta,
-    w,
     a_log,
     dt_bias,
     d_out,
     tables,
+    suffixes,
     q_norms,
     k_norms,
     strong,
@@ -211,17 +311,19 @@ def kda_backward_gradients(
     writes,
     d_states,
     d_writes,
+    pairs,
+    numbers,
     chunks,
     dq,
     dk,
-    d_gates,
-    totals,
+    dg,
     sums,
     d_beta,
+    d_rates,
+    d_bias,
     SCALE: Static[float],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
-    V_RATIO: Static[int],
     HEADS: Static[int],
     V: Static[int],
     PART: Static[int],
@@ -238,42 +340,23 @@ def kda_backward_gradients(
     STRONG: Static[bool],
 ):
     """Block (slot, head, part) works on PART key columns of a chunk, those that `strong` names with STRONG alone. It
-    writes dk, and with ERASE d_beta, and for `kda_backward_finish`
+    writes dk, dg, with ERASE d_beta, its chunk's part d_bias (slots * HO, K), and for `kda_backward_finish`
 
     dq (total, HO, K), io dtype: that of q, if L2NORM without what its norm depends on it
-    d_gates (slots * HO, C, K), float32: the parts of the gradient of g that are summed up behind a token
-    totals (slots * HO, K), float32: what is added to each of these sums
     sums (PARTS * slots * HO, 2, C), float32: rows' sums of q dq, and of k and what is written's gradient
+    d_rates (PARTS * slots * HO), float32: its part of the gradient of a_log
     """
     block = ct.bid(0)
     part, place = block % PARTS, block // PARTS
     slot, head = place // HEADS, place % HEADS
-    first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
-    if tokens > 0 and (ct.gather(strong, (slot, head)) != 0) == STRONG:
+    # Both at once: neither waits for the other.
+    first, tokens, marked = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1)), ct.gather(strong, (slot, head))
+    if (tokens > 0) & ((marked != 0) == STRONG):
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
-        column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
         inside = row < tokens
-        q_norm, k_norm = ct.full((C, 1), SCALE, ct.float32), ct.full((C, 1), 1.0, ct.float32)
-        column_norm = 1.0
+        q_norm, k_norm = SCALE, 1.0
         if L2NORM:
             q_norm, k_norm = load_numbers(q_norms, place) * SCALE, load_numbers(k_norms, place)
-            column_norm = ct.load(k_norms, (place, 0), (1, C), check_bounds=False, allow_tma=False)
-        written = _chunk(writes, place, 0, V)
-        d_written = load_span(d_writes, first, head, 0, V)
-        turned = ct.transpose(written)
-        grads = load_span(d_out, first, head, 0, V)
-        # A token with itself, where nothing decays: apart, so that its rounding is none of the gates' gradients'.
-        own = ct.where(inside, ct.sum(wide(grads) * wide(written), 1, keepdims=True) * (q_norm * k_norm), 0.0)
-        read = product(grads, turned) * (q_norm * column_norm)
-        read = ct.where(inside & (row > column), read, 0.0)
-        erased = product(d_written, turned) * (-k_norm * column_norm)
-        erased = ct.where(inside & (row > column), erased, 0.0)
-        if L2NORM:
-            value = wide(load_span(v, first, head // V_RATIO, 0, V))
-            if ERASE:
-                value = value * wide(load_span(w, first, head, 0, V))
-            # <k, dk>, as what is written depends on k.
-            by_key = ct.sum(wide(d_written) * (2.0 * wide(written) - value), 1, keepdims=True) * k_norm * k_norm
         query = ct.where(inside, wide(load_span(q, first, head // Q_RATIO, part, PART)), 0.0)
         key = ct.where(inside, wide(load_span(k, first, head // K_RATIO, part, PART)), 0.0)
         erase, write, rate = key, key, 1.0
@@ -285,33 +368,28 @@ def kda_backward_gradients(
             write = key * rate
         options = (SAFE, A_LOG, DT_BIAS, LINEAR, LOWER)
         gates = load_gates(g, a_log, dt_bias, first, tokens, head, part, PART, options)
-        across = power(product(table(tables, FROM_32), gates))
-        operands, apart = (query, erase, write), row // 32 != column // 32
-        made = _pairs(read, erased, operands, across, across, apart, q.dtype)
-        between = product(table(tables, FROM_16), gates)
+        read, erased = _chunk(pairs, 2 * place, 0, C), _chunk(pairs, 2 * place + 1, 0, C)
         if STRONG:
-            across = power(between)
-            apart = (row // 32 == column // 32) & (row // 16 != column // 16)
-            made = _added(made, _pairs(read, erased, operands, across, across, apart, q.dtype))
-            near = ct.maximum(gates, ct.full((C, PART), LEAST_NEAR, ct.float16))
-            forth, back = signed_powers(product(table(tables, FROM_8), near), row, 8)
-            same = row // 16 == column // 16
+            column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
+            made = _strong_pairs(read, erased, query, erase, write, gates, tables, row, column, PART)
         else:
-            forth, back = signed_powers(between, row, 16)
-            same = row // 32 == column // 32
-        made = _added(made, _pairs(read, erased, operands, forth, back, same, ct.bfloat16))
+            made = _mild_pairs(read, erased, query, erase, write, gates, tables, row)
         d_query, d_erase, d_write, d_gate = made
-        before = power(product(table(tables, UP_TO), gates))
         state = load_part(states, place, 0, part, V, PART)
+        before = power(product(table(tables, UP_TO), gates))
         reading = before * q_norm * product(load_span(d_out, first, head, 0, V), state)
+        d_query, d_gate = d_query + reading, d_gate + query * reading
         erasing = before * -k_norm * product(load_span(d_writes, first, head, 0, V), state)
+        d_erase, d_gate = d_erase + erasing, d_gate + erase * erasing
         d_state = load_part(d_states, place, 0, part, V, PART)
-        pairs = ct.sum(wide(state) * wide(d_state), 0, keepdims=True) * _decay(decay, place, part, PART)
         later = power(product(table(tables, BEHIND), gates)) * k_norm * product(_chunk(writes, place, 0, V), d_state)
-        ct.store(totals, (place, part), pairs + ct.sum(write * later, 0, keepdims=True), allow_tma=False)
-        d_gate = d_gate + query * reading + erase * erasing - write * later
-        store_part(d_gates, place, 0, part, ct.where(inside, d_gate, 0.0))
-        d_query, d_erase, d_write = d_query + reading, d_erase + erasing, d_write + later
+        d_write = d_write + later
+        through = write * later
+        total = ct.sum(wide(state) * wide(d_state), 0, keepdims=True) * _decay(decay, place, part, PART)
+        total = total + ct.sum(through, 0, keepdims=True)
+        d_gate = _summed_up(suffixes, ct.where(inside, d_gate - through, 0.0)) + total
+        _store_gates(g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, block, d_gate, options)
+        own = load_number(numbers, place, 0)
         d_query, d_write = d_query + own * write, d_write + own * query
         if ERASE:
             d_key = d_erase * by_channel + d_write
@@ -323,14 +401,47 @@ def kda_backward_gradients(
             d_key = d_erase + rate * d_write
             _store_sum(sums, block, 1, ct.sum(key * d_write, 1, keepdims=True))
         if L2NORM:
-            d_key = d_key - key * by_key
+            d_key = d_key - key * load_number(numbers, place, 1)
             _store_sum(sums, block, 0, ct.sum(query * d_query, 1, keepdims=True))
         _store_tokens(dk, first, tokens, head, part, d_key)
         _store_tokens(dq, first, tokens, head, part, d_query)
 
 
+def _store_gates(
+    g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, block, d_gate, options
+):
+    """The gradient of g and of its parameters, from that of the log gates."""
+    SAFE, A_LOG, DT_BIAS, LINEAR, LOWER = options
+    PART = d_gate.shape[1]
+    if LINEAR:
+        factor = wide(load_span(g, first, head, part, PART))
+        d_gate = ct.where(factor > 1e-10, d_gate / ct.maximum(factor, 1e-10), 0.0)
+    if SAFE:
+        logit, rate = wide(load_span(g, first, head, part, PART)), 1.0
+        if DT_BIAS:
+            bias = ct.load(dt_bias, (head, part), (1, PART), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
+            logit = logit + wide(bias)
+        if A_LOG:
+            rate = ct.exp(wide(ct.gather(a_log, (head,))))
+        half = 1.0 / (1.0 + ct.exp(-logit * rate))
+        # Behind the chunk's end g may be anything.
+        inside = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1)) < tokens
+        d_gate = ct.where(inside, d_gate * (half * (1.0 - half) * (rate * LOWER)), 0.0)
+        if DT_BIAS:
+            ct.store(d_bias, (place, part), ct.sum(d_gate, 0, keepdims=True), allow_tma=False)
+        if A_LOG:
+            ct.scatter(d_rates, (block,), ct.sum(ct.where(inside, d_gate * logit, 0.0)))
+    _store_tokens(dg, first, tokens, head, part, d_gate)
+
+
 def _store_sum(sums, block, which, column):
     ct.store(sums, (block, which, 0), ct.reshape(column, (1, 1, C)), allow_tma=False)
+
+
+def load_number(numbers, place, which):
+    """(C, 1) of an array (places, kinds, C)."""
+    tile = ct.load(numbers, (0, which, place), (C, 1, 1), order=(2, 1, 0), check_bounds=False, allow_tma=False)
+    return ct.reshape(tile, (C, 1))
 
 
 def _load_sum(sums, place, which, PARTS):
@@ -345,17 +456,13 @@ def _load_sum(sums, place, which, PARTS):
 def kda_backward_finish(
     q,
     v,
-    g,
     beta,
     w,
-    a_log,
-    dt_bias,
     q_norms,
     d_writes,
     d_query,
-    d_gates,
-    totals,
     sums,
+    d_rates,
     chunks,
     cu_seqlens,
     dq,
@@ -377,14 +484,11 @@ def kda_backward_finish(
     ERASE: Static[bool],
     SIGMOID: Static[bool],
     DOUBLE: Static[bool],
-    SAFE: Static[bool],
     A_LOG: Static[bool],
     DT_BIAS: Static[bool],
-    LINEAR: Static[bool],
-    LOWER: Static[float],
 ):
-    """Block (slot, head) writes what needs all key columns or all rows of a chunk: dg; with L2NORM dq; dv and dw with
-    ERASE, d_beta without; and the chunk's parts of the gradients of a_log and dt_bias.
+    """Block (slot, head) writes what needs all key columns of a chunk: with L2NORM dq; dv and dw with ERASE, d_beta
+    without; and the chunk's part of the gradient of a_log.
 
     It also clears 64 of the rows, if there are so many, that belong to no sequence.
     """
@@ -393,25 +497,11 @@ def kda_backward_finish(
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
-        d_gate = ct.cumsum(_tile(d_gates, place, C, K), 0, reverse=True) + _decay(totals, place, 0, K)
-        d_gate = ct.where(row < tokens, d_gate, 0.0)
-        if LINEAR:
-            factor = wide(_tokens(g, first, tokens, head, K))
-            d_gate = ct.where(factor > 1e-10, d_gate / ct.maximum(factor, 1e-10), 0.0)
-        if SAFE:
-            logit, rate = wide(_tokens(g, first, tokens, head, K)), 1.0
-            if DT_BIAS:
-                bias = ct.load(dt_bias, (head, 0), (1, K), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-                logit = logit + wide(bias)
-            if A_LOG:
-                rate = ct.exp(wide(ct.gather(a_log, (head,))))
-            half = 1.0 / (1.0 + ct.exp(-logit * rate))
-            d_gate = d_gate * (half * (1.0 - half) * (rate * LOWER))
-            if DT_BIAS:
-                ct.store(d_bias, (place, 0), ct.sum(d_gate, 0, keepdims=True), allow_tma=False)
-            if A_LOG:
-                ct.scatter(d_a_log, (place,), ct.sum(d_gate * logit))
-        _store_tokens(dg, first, tokens, head, 0, d_gate)
+        if A_LOG:
+            total = ct.zeros((), ct.float32)
+            for part in ct.static_iter(range(PARTS)):
+                total = total + ct.gather(d_rates, (place * PARTS + part,))
+            ct.scatter(d_a_log, (place,), total)
         if L2NORM:
             norm = load_numbers(q_norms, place)
             query = wide(_tokens(q, first, tokens, head // Q_RATIO, K))
@@ -444,11 +534,6 @@ def kda_backward_finish(
             _store_tokens(dw, behind, rows, head, 0, ct.zeros((C, V), dw.dtype))
         else:
             store_numbers(d_beta, behind, rows, head, ct.zeros((C, 1), ct.float32))
-
-
-def _tile(array, place, ROWS, WIDTH):
-    tile = ct.load(array, (place, 0, 0), (1, ROWS, WIDTH), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
-    return ct.reshape(tile, (ROWS, WIDTH))
 
 
 def _tokens(array, first, tokens, head, WIDTH):

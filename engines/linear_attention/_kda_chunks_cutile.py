@@ -13,18 +13,19 @@ from cudnn_jax.engines.linear_attention._tiles_cutile import C, product, strengt
 
 Static = ct.Constant
 
-UP_TO, BEHIND, FROM_32, FROM_16, FROM_8 = range(5)
-"""Tables (C, C) that sum gates: those up to a token, those behind it, and those between it and the middle of the 64, 32
-or 16 tokens that it lies in."""
-TABLES = 5
+UP_TO, BEHIND, FROM_32, FROM_16, FROM_8, TO_48 = range(6)
+"""Tables (C, C) that sum gates: those up to a token, those behind it, those between it and the middle of the 64, 32
+or 16 tokens that it lies in, and those behind one of the first 32 up to the middle of the others."""
+TABLES = 6
 _MOST_EXPONENT = 116.0
 """Of 2, on either side of a middle: a float32 or bfloat16 times that is finite unless it is beyond 2000."""
 LEAST_NEAR = -14.4
 """A log2 gate within 16 tokens, where some is so strong that 32 tokens do not fit: 2^-14.4 is nothing beside 1."""
 
 
-def kda_tables(tables):
-    """Block t writes table t of `tables` (TABLES, C, C) float16: 0 and 1."""
+def kda_tables(tables, prefixes, PREFIXES: Static[bool]):
+    """Block t writes table t of `tables` (TABLES, C, C) float16: 0 and 1. `prefixes` (C, C) is UP_TO in bfloat16, if
+    given."""
     which = ct.bid(0)
     row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
     column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
@@ -34,7 +35,12 @@ def kda_tables(tables):
     last = ct.where(row >= middle, row, middle - 1)
     first = ct.where(which == UP_TO, 0, ct.where(which == BEHIND, row + 1, first))
     last = ct.where(which == UP_TO, row, ct.where(which == BEHIND, C, last))
+    first = ct.where(which == TO_48, row + 1, first)
+    last = ct.where(which == TO_48, 47, last)
     made = ct.where((column >= first) & (column <= last), 1.0, 0.0)
+    if PREFIXES:
+        if which == UP_TO:
+            ct.store(prefixes, (0, 0), ct.astype(made, ct.bfloat16), allow_tma=False)
     ct.store(tables, (which, 0, 0), ct.reshape(ct.astype(made, ct.float16), (1, C, C)), allow_tma=False)
 
 

@@ -15,6 +15,11 @@ from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
 
+_PAIRS_HINTS = {"num_worker_warps": 4, "occupancy": 3}
+_HINTS = {"num_worker_warps": 4, "occupancy": 2}
+_STRONG_HINTS = {"num_worker_warps": 8, "occupancy": 1}
+
+
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scans keeps, and `keys`, those of q's and k's gradients that
     are worked on at a time."""
@@ -30,16 +35,16 @@ class _Partial(NamedTuple):
     """What `kda_backward_gradients` leaves to `kda_backward_finish`; d_query is dq itself, None, without norms."""
 
     d_query: Given | None
-    d_gates: Given
-    totals: Given
     sums: Given
+    d_rates: Given | None
 
 
 class _Launch(BackwardLaunch, KdaLaunch):
     def add(self) -> None:
         facts = self.facts
         chunks, first_slot = self.table()
-        tables = self.tables()
+        prefixes = self.scratch(data_type.BFLOAT16, C, C)
+        tables = self.tables(prefixes)
         prepared = self.prepare_channels(chunks, tables)
         places = self.slots * facts.heads
         states, d_states = (self.scratch(facts.dtype, places, facts.value_dim, facts.key_dim) for _ in range(2))
@@ -48,8 +53,9 @@ class _Launch(BackwardLaunch, KdaLaunch):
         d_writes = self.scratch(facts.dtype, *made[2][0].shape) if self.by_channel else made[2]
         kept = [states, writes, d_states, d_writes]
         self._scans(prepared, first_slot, kept)
-        partial = self._gradients(prepared, tables, kept, chunks, made)
-        self._finish(prepared, partial, chunks, d_writes, made)
+        d_parameters = self._d_parameters()
+        partial = self._gradients(prepared, (tables, prefixes), kept, chunks, made, d_parameters)
+        self._finish(prepared, partial, chunks, d_writes, made, d_parameters)
         self.add_heads(made)
 
     def _scans(self, prepared: Prepared, first_slot: Given, results: list[Given]) -> None:
@@ -72,8 +78,44 @@ class _Launch(BackwardLaunch, KdaLaunch):
             (facts.sequences, facts.heads, 2 * parts),
         )
 
+    def _d_parameters(self) -> tuple[Given | None, Given | None]:
+        """Room for each chunk's part of the gradients of a_log and dt_bias."""
+        facts, places = self.facts, self.slots * self.facts.heads
+        d_a_log = self.scratch(data_type.FLOAT, places) if "a_log" in self.given else None
+        d_bias = self.scratch(data_type.FLOAT, places, facts.key_dim) if "dt_bias" in self.given else None
+        return d_a_log, d_bias
+
+    def _pairs(self, prepared: Prepared, kept: list[Given], chunks: Given) -> tuple[Given, Given]:
+        """What pairs of a chunk's tokens give, the same for all key columns: pairs and numbers."""
+        from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
+
+        facts, given = self.facts, self.given
+        places = self.slots * facts.heads
+        made = self.scratch(data_type.BFLOAT16, 2 * places, C, C), self.scratch(data_type.FLOAT, places, 2, C)
+        self.run(
+            kernels.kda_backward_pairs,
+            [
+                *map(given.get, ("v", "w", "dO")),
+                *map(by_place, (prepared.q_norms, prepared.k_norms)),
+                *(kept[1], kept[3], chunks, *made),
+            ],
+            [
+                *(facts.scale, self.ratios[2], facts.heads, power(facts.value_dim)),
+                *(facts.use_qk_l2norm, self.by_channel),
+            ],
+            (places, 1, 1),
+            **_PAIRS_HINTS,
+        )
+        return made
+
     def _gradients(
-        self, prepared: Prepared, tables: Given, kept: list[Given], chunks: Given, made: Sequence[Given]
+        self,
+        prepared: Prepared,
+        tables: tuple[Given, Given],
+        kept: list[Given],
+        chunks: Given,
+        made: Sequence[Given],
+        d_parameters: tuple[Given | None, Given | None],
     ) -> _Partial:
         from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
 
@@ -82,55 +124,59 @@ class _Launch(BackwardLaunch, KdaLaunch):
         dq, dk, _ = made
         partial = _Partial(
             self.scratch(facts.dtype, *dq[0].shape) if facts.use_qk_l2norm else None,
-            self.scratch(data_type.FLOAT, places, C, facts.key_dim),
-            self.scratch(data_type.FLOAT, places, facts.key_dim),
             self.scratch(data_type.FLOAT, places * parts, 2, C),
+            self.scratch(data_type.FLOAT, places * parts) if "a_log" in given else None,
         )
+        pairs = self._pairs(prepared, kept, chunks)
         for strong in self.strengths:
             self.run(
                 kernels.kda_backward_gradients,
                 [
-                    *map(given.get, ("q", "k", "v", "g", "beta", "w", "a_log", "dt_bias", "dO")),
-                    *(tables, *map(by_place, (prepared.q_norms, prepared.k_norms)), prepared.strong),
-                    *(self._by_place_row(prepared.decay), *kept, chunks),
-                    *(partial.d_query or dq, dk, *partial[1:], self.gradient("beta")),
+                    *map(given.get, ("q", "k", "g", "beta", "a_log", "dt_bias", "dO")),
+                    *(*tables, *map(by_place, (prepared.q_norms, prepared.k_norms)), prepared.strong),
+                    *(self._by_place_row(prepared.decay), *kept, *pairs, chunks),
+                    *(partial.d_query or dq, dk, self.gradient("g"), partial.sums, self.gradient("beta")),
+                    *(partial.d_rates, d_parameters[1]),
                 ],
                 [
-                    *(facts.scale, *self.ratios, facts.heads, power(facts.value_dim), keys, parts),
+                    *(facts.scale, *self.ratios[:2], facts.heads, power(facts.value_dim), keys, parts),
                     *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
                     *(*self.channel_options(), strong),
                 ],
                 (places * parts, 1, 1),
-                num_worker_warps=8,
-                occupancy=1,
+                **(_STRONG_HINTS if strong else _HINTS),
             )
         return partial
 
     def _finish(
-        self, prepared: Prepared, partial: _Partial, chunks: Given, d_writes: Given, made: Sequence[Given]
+        self,
+        prepared: Prepared,
+        partial: _Partial,
+        chunks: Given,
+        d_writes: Given,
+        made: Sequence[Given],
+        d_parameters: tuple[Given | None, Given | None],
     ) -> None:
         from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
 
         facts, given = self.facts, self.given
         places = self.slots * facts.heads
-        d_a_log = self.scratch(data_type.FLOAT, places) if "a_log" in given else None
-        d_bias = self.scratch(data_type.FLOAT, places, facts.key_dim) if "dt_bias" in given else None
         self.run(
             kernels.kda_backward_finish,
             [
-                *map(given.get, ("q", "v", "g", "beta", "w", "a_log", "dt_bias")),
+                *map(given.get, ("q", "v", "beta", "w")),
                 *(by_place(prepared.q_norms), d_writes, *partial, chunks, given["cu_seqlens"], *made),
-                *(*map(self.gradient, ("g", "beta", "w")), d_a_log, d_bias),
+                *(*map(self.gradient, ("g", "beta", "w")), *d_parameters),
             ],
             [
                 *(self.ratios[0], self.ratios[2], facts.heads, facts.sequences),
                 *(power(facts.key_dim), power(facts.value_dim), -(-facts.key_dim // self.knobs["keys"])),
                 *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
-                *self.channel_options(),
+                *self.channel_options()[1:3],
             ],
             (places, 1, 1),
         )
-        for name, parts, columns in (("a_log", d_a_log, 1), ("dt_bias", d_bias, facts.key_dim)):
+        for name, parts, columns in zip(("a_log", "dt_bias"), d_parameters, (1, facts.key_dim), strict=True):
             if parts is not None:
                 array, memory = parts
                 flat = Array(array.dtype, (1, self.slots, facts.heads * columns)), memory

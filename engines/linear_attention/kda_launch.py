@@ -47,12 +47,12 @@ class KdaLaunch(ChunkedLaunch):
         bound = self.facts.gate_lower_bound if self.facts.safe_gate else None
         return (False,) if bound is not None and bound >= _LEAST_MILD else (False, True)
 
-    def tables(self) -> Given:
+    def tables(self, prefixes: Given | None = None) -> Given:
         """The sums of gates that products with `kda_tables` make."""
         from cudnn_jax.engines.linear_attention import _kda_chunks_cutile as kernels
 
         tables = self.scratch(data_type.HALF, kernels.TABLES, C, C)
-        self.run(kernels.kda_tables, [tables], [], (kernels.TABLES, 1, 1))
+        self.run(kernels.kda_tables, [tables, prefixes], [prefixes is not None], (kernels.TABLES, 1, 1))
         return tables
 
     def prepare_channels(self, chunks: Given, tables: Given) -> Prepared:
