@@ -264,32 +264,31 @@ def _strong_pairs(read, erased, query, erase, write, gates, tables, row, column,
     return _added(made, _of_kind(read, erased, operands, forth, back, row // 16 == column // 16))
 
 
-def _mild_pairs(read, erased, query, erase, write, gates, tables, row):
-    """All pairs relative to the middle of the 32 rows that the later of the two lies in."""
-    later = row >= 32
+def _mild_powers(gates, tables, row):
+    """How pairs are scaled, relative to the middle of the 32 rows that the later of the two lies in: the later one; the
+    earlier one of a pair in the first 32 rows, and of one whose later row is behind them."""
+    behind = row >= 32
     forth, back = signed_powers(product(table(tables, FROM_16), gates), row, 16)
-    back_later = ct.where(later, back, power(product(table(tables, TO_48), gates)))
-    back_first = ct.where(later, 0.0, back)
-    write_first, write_later = ct.astype(write * back_first, ct.bfloat16), ct.astype(write * back_later, ct.bfloat16)
-    d_query = ct.where(later, product(read, write_later), product(read, write_first))
-    d_erase = ct.where(later, product(erased, write_later), product(erased, write_first))
-    query, erase = ct.astype(query * forth, ct.bfloat16), ct.astype(erase * forth, ct.bfloat16)
-    d_gate = wide(query) * d_query + wide(erase) * d_erase
+    far = power(product(table(tables, TO_48), gates))
+    return forth, ct.where(behind, 0.0, back), ct.where(behind, back, far)
+
+
+def _low(tile, factor):
+    return ct.astype(tile * factor, ct.bfloat16)
+
+
+def _earlier(read, erased, query, erase, mask):
+    """What pairs give to the earlier of the two, where the later one is in `mask`."""
     nothing = ct.zeros(query.shape, ct.bfloat16)
-    turned_read, turned_erased = ct.transpose(read), ct.transpose(erased)
-    d_first = product(turned_read, ct.where(later, nothing, query))
-    d_first = ct.mma(turned_erased, ct.where(later, nothing, erase), d_first)
-    d_later = product(turned_read, ct.where(later, query, nothing))
-    d_later = ct.mma(turned_erased, ct.where(later, erase, nothing), d_later)
-    d_gate = d_gate - wide(write_first) * d_first - wide(write_later) * d_later
-    return forth * d_query, forth * d_erase, back_first * d_first + back_later * d_later, d_gate
+    made = product(ct.transpose(read), ct.where(mask, query, nothing))
+    return ct.mma(ct.transpose(erased), ct.where(mask, erase, nothing), made)
 
 
-def _summed_up(sums, tile):
+def _summed_up(prefixes, tile):
     """Each row of a float32 tile and those behind it, added up: products of its halves of 8 bits."""
     high = ct.astype(tile, ct.bfloat16)
     low = ct.astype(tile - wide(high), ct.bfloat16)
-    summing = ct.transpose(ct.load(sums, (0, 0), (C, C)))
+    summing = ct.transpose(ct.load(prefixes, (0, 0), (C, C)))
     return ct.mma(summing, low, product(summing, high))
 
 
@@ -302,7 +301,7 @@ def kda_backward_gradients(
     dt_bias,
     d_out,
     tables,
-    suffixes,
+    prefixes,
     q_norms,
     k_norms,
     strong,
@@ -357,40 +356,55 @@ def kda_backward_gradients(
         q_norm, k_norm = SCALE, 1.0
         if L2NORM:
             q_norm, k_norm = load_numbers(q_norms, place) * SCALE, load_numbers(k_norms, place)
+        state, d_state = load_part(states, place, 0, part, V, PART), load_part(d_states, place, 0, part, V, PART)
+        total = ct.sum(wide(state) * wide(d_state), 0, keepdims=True) * _decay(decay, place, part, PART)
         query = ct.where(inside, wide(load_span(q, first, head // Q_RATIO, part, PART)), 0.0)
         key = ct.where(inside, wide(load_span(k, first, head // K_RATIO, part, PART)), 0.0)
-        erase, write, rate = key, key, 1.0
+        erase, rate = key, 1.0
         if ERASE:
             by_channel = erase_rates(beta, first, head, part, PART, SIGMOID, DOUBLE)
             erase = key * by_channel
         else:
             rate = rates(beta, first, tokens, head, row, SIGMOID, DOUBLE)
-            write = key * rate
         options = (SAFE, A_LOG, DT_BIAS, LINEAR, LOWER)
         gates = load_gates(g, a_log, dt_bias, first, tokens, head, part, PART, options)
         read, erased = _chunk(pairs, 2 * place, 0, C), _chunk(pairs, 2 * place + 1, 0, C)
         if STRONG:
             column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
-            made = _strong_pairs(read, erased, query, erase, write, gates, tables, row, column, PART)
+            made = _strong_pairs(read, erased, query, erase, key * rate, gates, tables, row, column, PART)
+            d_query, d_erase, d_write, d_gate = made
         else:
-            made = _mild_pairs(read, erased, query, erase, write, gates, tables, row)
-        d_query, d_erase, d_write, d_gate = made
-        state = load_part(states, place, 0, part, V, PART)
+            behind = row >= 32
+            forth, back_first, back_behind = _mild_powers(gates, tables, row)
+            write_first, write_behind = _low(key, back_first * rate), _low(key, back_behind * rate)
+            query_low, erase_low = _low(query, forth), _low(erase, forth)
+            d_write = _earlier(read, erased, query_low, erase_low, row < 32)
+            d_behind = _earlier(read, erased, query_low, erase_low, behind)
+            d_gate = -wide(write_first) * d_write - wide(write_behind) * d_behind
+            d_write = back_first * d_write + back_behind * d_behind
+            d_query = ct.where(behind, product(read, write_behind), product(read, write_first))
+            d_gate = d_gate + wide(query_low) * d_query
+            d_query = forth * d_query
+        own = load_number(numbers, place, 0)
         before = power(product(table(tables, UP_TO), gates))
         reading = before * q_norm * product(load_span(d_out, first, head, 0, V), state)
-        d_query, d_gate = d_query + reading, d_gate + query * reading
+        d_gate = d_gate + query * reading
+        d_query = d_query + reading + key * (own * rate)
+        d_write = d_write + own * query
+        if L2NORM:
+            _store_sum(sums, block, 0, ct.sum(query * d_query, 1, keepdims=True))
+        _store_tokens(dq, first, tokens, head, part, d_query)
+        if not STRONG:
+            d_erase = ct.where(behind, product(erased, write_behind), product(erased, write_first))
+            d_gate = d_gate + wide(erase_low) * d_erase
+            d_erase = forth * d_erase
         erasing = before * -k_norm * product(load_span(d_writes, first, head, 0, V), state)
-        d_erase, d_gate = d_erase + erasing, d_gate + erase * erasing
-        d_state = load_part(d_states, place, 0, part, V, PART)
+        d_gate = d_gate + erase * erasing
+        d_erase = d_erase + erasing
         later = power(product(table(tables, BEHIND), gates)) * k_norm * product(_chunk(writes, place, 0, V), d_state)
         d_write = d_write + later
-        through = write * later
-        total = ct.sum(wide(state) * wide(d_state), 0, keepdims=True) * _decay(decay, place, part, PART)
+        through = key * (later * rate)
         total = total + ct.sum(through, 0, keepdims=True)
-        d_gate = _summed_up(suffixes, ct.where(inside, d_gate - through, 0.0)) + total
-        _store_gates(g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, block, d_gate, options)
-        own = load_number(numbers, place, 0)
-        d_query, d_write = d_query + own * write, d_write + own * query
         if ERASE:
             d_key = d_erase * by_channel + d_write
             d_rate = key * d_erase
@@ -402,9 +416,9 @@ def kda_backward_gradients(
             _store_sum(sums, block, 1, ct.sum(key * d_write, 1, keepdims=True))
         if L2NORM:
             d_key = d_key - key * load_number(numbers, place, 1)
-            _store_sum(sums, block, 0, ct.sum(query * d_query, 1, keepdims=True))
         _store_tokens(dk, first, tokens, head, part, d_key)
-        _store_tokens(dq, first, tokens, head, part, d_query)
+        d_gate = _summed_up(prefixes, ct.where(inside, d_gate - through, 0.0)) + total
+        _store_gates(g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, block, d_gate, options)
 
 
 def _store_gates(
