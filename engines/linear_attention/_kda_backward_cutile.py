@@ -74,7 +74,7 @@ def _forward(
         missed = ct.astype(values - product(held, ct.transpose(erasing)), erase.dtype)
         made = ct.astype(product(missed, ct.transpose(_chunk(inverse, place, 0, C))), erase.dtype)
         store_part(writes, place, 0, part, ct.transpose(made))
-        state = ct.mma(made, keeping, state * _decay(decay, place, 0, K))
+        state = state * _decay(decay, place, 0, K) + product(made, keeping)
 
 
 def _reverse(
@@ -113,8 +113,8 @@ def _reverse(
         d_writes = product(grads, _chunk(attention, place, 0, C)) + product(held, ct.transpose(keeping))
         made = product(ct.astype(d_writes, erase.dtype), _chunk(inverse, place, 0, C))
         store_rows(d_values, at, head, part, ct.transpose(ct.astype(made, erase.dtype)))
-        state = ct.mma(grads, reading, state * _decay(decay, place, 0, K))
-        state = ct.mma(ct.astype(-made, erase.dtype), erasing, state)
+        change = ct.mma(ct.astype(-made, erase.dtype), erasing, product(grads, reading))
+        state = state * _decay(decay, place, 0, K) + change
     if INITIAL:
         store_part(d_initial, origin, part, 0, ct.astype(state, d_initial.dtype))
 
@@ -386,6 +386,8 @@ def kda_backward_gradients(
             d_gate = d_gate + wide(query_low) * d_query
             d_query = forth * d_query
         own = load_number(numbers, place, 0)
+        # Once more: held, it would spill.
+        query = ct.where(inside, wide(load_span(q, first, head // Q_RATIO, part, PART)), 0.0)
         before = power(product(table(tables, UP_TO), gates))
         reading = before * q_norm * product(load_span(d_out, first, head, 0, V), state)
         d_gate = d_gate + query * reading
