@@ -15,10 +15,11 @@ from cudnn_jax.engines.linear_attention._kda_chunks_cutile import (
     FROM_16,
     FROM_32,
     LEAST_NEAR,
-    TO_48,
     UP_TO,
     erase_rates,
     load_gates,
+    low,
+    mild_powers,
     rates,
     signed_powers,
     table,
@@ -264,19 +265,6 @@ def _strong_pairs(read, erased, query, erase, write, gates, tables, row, column,
     return _added(made, _of_kind(read, erased, operands, forth, back, row // 16 == column // 16))
 
 
-def _mild_powers(gates, tables, row):
-    """How pairs are scaled, relative to the middle of the 32 rows that the later of the two lies in: the later one; the
-    earlier one of a pair in the first 32 rows, and of one whose later row is behind them."""
-    behind = row >= 32
-    forth, back = signed_powers(product(table(tables, FROM_16), gates), row, 16)
-    far = power(product(table(tables, TO_48), gates))
-    return forth, ct.where(behind, 0.0, back), ct.where(behind, back, far)
-
-
-def _low(tile, factor):
-    return ct.astype(tile * factor, ct.bfloat16)
-
-
 def _earlier(read, erased, query, erase, mask):
     """What pairs give to the earlier of the two, where the later one is in `mask`."""
     nothing = ct.zeros(query.shape, ct.bfloat16)
@@ -375,9 +363,9 @@ def kda_backward_gradients(
             d_query, d_erase, d_write, d_gate = made
         else:
             behind = row >= 32
-            forth, back_first, back_behind = _mild_powers(gates, tables, row)
-            write_first, write_behind = _low(key, back_first * rate), _low(key, back_behind * rate)
-            query_low, erase_low = _low(query, forth), _low(erase, forth)
+            forth, back_first, back_behind = mild_powers(gates, tables, row)
+            write_first, write_behind = low(key, back_first * rate), low(key, back_behind * rate)
+            query_low, erase_low = low(query, forth), low(erase, forth)
             d_write = _earlier(read, erased, query_low, erase_low, row < 32)
             d_behind = _earlier(read, erased, query_low, erase_low, behind)
             d_gate = -wide(write_first) * d_write - wide(write_behind) * d_behind

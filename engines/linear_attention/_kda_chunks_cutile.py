@@ -110,6 +110,28 @@ def _pairs(operands, forth, back, dtype, sums):
     )
 
 
+def _mild_pairs(operands, between, gates, tables, row, sums):
+    """As `_pairs`, each relative to the middle of the 32 rows that the later of the two lies in: other keys for rows of
+    the first half and of the second."""
+    behind = row >= 32
+    forth, back = signed_powers(between, row, 16)
+    far = power(product(table(tables, TO_48), gates))
+    erase, query, key = _operands(*operands)
+    key = wide(key)
+    first = ct.transpose(ct.astype(ct.where(behind, 0.0, key * back), ct.bfloat16))
+    second = ct.transpose(ct.astype(key * ct.where(behind, back, far), ct.bfloat16))
+    erase, query = _scaled(erase, forth, ct.bfloat16), _scaled(query, forth, ct.bfloat16)
+    nothing = ct.zeros(erase.shape, ct.bfloat16)
+    made = ct.mma(ct.where(behind, nothing, erase), first, sums[0])
+    made = ct.mma(ct.where(behind, erase, nothing), second, made)
+    scores = ct.mma(ct.where(behind, nothing, query), first, sums[1])
+    return made, ct.mma(ct.where(behind, query, nothing), second, scores)
+
+
+def _chosen(mask, x, y):
+    return ct.where(mask, x[0], y[0]), ct.where(mask, x[1], y[1])
+
+
 def _squares(array, first, head, PART, PARTS):
     """All products of a chunk's rows: fewer instructions than the squares of each."""
     made = ct.zeros((C, C), ct.float32)
@@ -123,6 +145,20 @@ def signed_powers(tile, row, half):
     """Both ways from the middle: what lies in front of it decays towards it, so that the power is a growth."""
     signed = ct.where(row % (2 * half) >= half, tile, -tile)
     return power(signed), power(-signed)
+
+
+def mild_powers(gates, tables, row):
+    """How pairs are scaled, relative to the middle of the 32 rows that the later of the two lies in: the later one; the
+    earlier one of a pair in the first 32 rows, and of one whose later row is behind them."""
+    behind = row >= 32
+    forth, back = signed_powers(product(table(tables, FROM_16), gates), row, 16)
+    far = power(product(table(tables, TO_48), gates))
+    return forth, ct.where(behind, 0.0, back), ct.where(behind, back, far)
+
+
+def low(tile, factor):
+    """What is scaled both ways has the range of bfloat16 whatever the io type."""
+    return ct.astype(tile * factor, ct.bfloat16)
 
 
 def _write(array, slot, head, part, tile):
@@ -208,7 +244,7 @@ def kda_prepare(
         if not ERASE:
             by_keep = by_keep * rates(beta, first, tokens, head, row, SIGMOID, DOUBLE)
             by_column = by_column * rates(beta, first, tokens, head, column, SIGMOID, DOUBLE)
-        far = near = (ct.zeros((C, C), ct.float32), ct.zeros((C, C), ct.float32))
+        far = middle = near = (ct.zeros((C, C), ct.float32), ct.zeros((C, C), ct.float32))
         least = 0.0
         for part in ct.static_iter(range(PARTS)):
             operands = (q, k, beta, first, head, part, Q_RATIO, K_RATIO, PART, ERASE, SIGMOID, DOUBLE)
@@ -223,26 +259,25 @@ def kda_prepare(
                 after = power(product(table(tables, BEHIND), gates))
                 key = load_span(k, first, head // K_RATIO, part, PART)
                 _write(keep, slot, head, part, ct.where(inside, wide(key) * (after * by_keep), 0.0))
-            across = power(product(table(tables, FROM_32), gates))
-            far = _pairs(_operands(*operands), across, across, dtype, far)
-            between = product(table(tables, FROM_16), gates)
             if STRONG:
-                across = power(between)
-                middle = _pairs(_operands(*operands), across, across, dtype, near)
+                across = power(product(table(tables, FROM_32), gates))
+                far = _pairs(_operands(*operands), across, across, dtype, far)
+                across = power(product(table(tables, FROM_16), gates))
+                middle = _pairs(_operands(*operands), across, across, dtype, middle)
                 gates = ct.maximum(gates, ct.full((C, PART), LEAST_NEAR, ct.float16))
                 forth, back = signed_powers(product(table(tables, FROM_8), gates), row, 8)
                 near = _pairs(_operands(*operands), forth, back, ct.bfloat16, near)
-                same = row // 16 == column // 16
-                near = (ct.where(same, near[0], middle[0]), ct.where(same, near[1], middle[1]))
             else:
+                between = product(table(tables, FROM_16), gates)
                 least = ct.minimum(least, ct.min(between))
-                forth, back = signed_powers(between, row, 16)
-                near = _pairs(_operands(*operands), forth, back, ct.bfloat16, near)
-        if not STRONG:
+                near = _mild_pairs(operands, between, gates, tables, row, near)
+        if STRONG:
+            same, half = row // 16 == column // 16, row // 32 == column // 32
+            near = _chosen(same, near, _chosen(half, middle, far))
+        else:
             ct.scatter(strong, (slot, head), ct.astype(least < -_MOST_EXPONENT, ct.int32))
-        same = row // 32 == column // 32
-        scores = ct.where(same, near[1], far[1]) * (by_query * by_column)
+        scores = near[1] * (by_query * by_column)
         _write(attention, slot, head, 0, ct.where(inside & (row >= column), scores, 0.0))
-        full = ct.where(same, near[0], far[0]) * (by_key * by_column)
+        full = near[0] * (by_key * by_column)
         full = ct.astype(ct.where(inside & (row > column), full, 0.0), ct.float16)
         _write(inverse, slot, head, 0, inverse_of_unit(full, row, column))
