@@ -110,14 +110,14 @@ def _pairs(operands, forth, back, dtype, sums):
     )
 
 
-def _mild_pairs(operands, between, gates, tables, row, sums):
+def _mild_pairs(operands, between, gates, tables, row, by_keep, sums):
     """As `_pairs`, each relative to the middle of the 32 rows that the later of the two lies in: other keys for rows of
     the first half and of the second."""
     behind = row >= 32
     forth, back = signed_powers(between, row, 16)
     far = power(product(table(tables, TO_48), gates))
     erase, query, key = _operands(*operands)
-    key = wide(key)
+    key = wide(key) * by_keep
     first = ct.transpose(ct.astype(ct.where(behind, 0.0, key * back), ct.bfloat16))
     second = ct.transpose(ct.astype(key * ct.where(behind, back, far), ct.bfloat16))
     erase, query = _scaled(erase, forth, ct.bfloat16), _scaled(query, forth, ct.bfloat16)
@@ -167,8 +167,8 @@ def _write(array, slot, head, part, tile):
     ct.store(array, (slot, head, 0, part), tile)
 
 
-def _inverse_root(squares, axis):
-    return ct.rsqrt(ct.sum(squares, axis=axis, keepdims=True) + 1e-6, flush_to_zero=True)
+def _inverse_root(squares):
+    return ct.rsqrt(ct.sum(squares, axis=1, keepdims=True) + 1e-6, flush_to_zero=True)
 
 
 def _write_norms(array, slot, head, column):
@@ -229,21 +229,19 @@ def kda_prepare(
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
         inside = row < tokens
-        by_query, by_key, by_keep, by_column = SCALE, 1.0, 1.0, 1.0
+        by_query, by_key, by_keep = SCALE, 1.0, 1.0
         if L2NORM:
             diagonal = row == column
             squares = ct.where(diagonal, _squares(k, first, head // K_RATIO, PART, PARTS), 0.0)
-            by_key = by_keep = _inverse_root(squares, 1)
-            by_column = _inverse_root(squares, 0)
+            by_key = by_keep = _inverse_root(squares)
             squares = ct.where(diagonal, _squares(q, first, head // Q_RATIO, PART, PARTS), 0.0)
-            by_query = _inverse_root(squares, 1)
+            by_query = _inverse_root(squares)
             if not STRONG:
                 _write_norms(q_norms, slot, head, ct.where(inside, by_query, 0.0))
                 _write_norms(k_norms, slot, head, ct.where(inside, by_key, 0.0))
             by_query = by_query * SCALE
         if not ERASE:
             by_keep = by_keep * rates(beta, first, tokens, head, row, SIGMOID, DOUBLE)
-            by_column = by_column * rates(beta, first, tokens, head, column, SIGMOID, DOUBLE)
         far = middle = near = (ct.zeros((C, C), ct.float32), ct.zeros((C, C), ct.float32))
         least = 0.0
         for part in ct.static_iter(range(PARTS)):
@@ -251,8 +249,9 @@ def kda_prepare(
             options = (SAFE, A_LOG, DT_BIAS, LINEAR, LOWER)
             gates = load_gates(g, a_log, dt_bias, first, tokens, head, part, PART, options)
             if not STRONG:
-                _write(decay, slot, head, part, power(ct.sum(wide(gates), axis=0, keepdims=True)))
                 before = power(product(table(tables, UP_TO), gates))
+                channel = ct.reshape(ct.arange(PART, dtype=ct.int32), (1, PART)) + (part * PART + 0 * row)
+                ct.scatter(decay, (slot, head, 0, channel), before, mask=row == C - 1)
                 erased, query, _ = _operands(*operands)
                 _write(erase, slot, head, part, ct.where(inside, wide(erased) * (before * by_key), 0.0))
                 _write(read, slot, head, part, ct.where(inside, wide(query) * (before * by_query), 0.0))
@@ -261,23 +260,23 @@ def kda_prepare(
                 _write(keep, slot, head, part, ct.where(inside, wide(key) * (after * by_keep), 0.0))
             if STRONG:
                 across = power(product(table(tables, FROM_32), gates))
-                far = _pairs(_operands(*operands), across, across, dtype, far)
+                far = _pairs(_operands(*operands), across, across * by_keep, dtype, far)
                 across = power(product(table(tables, FROM_16), gates))
-                middle = _pairs(_operands(*operands), across, across, dtype, middle)
+                middle = _pairs(_operands(*operands), across, across * by_keep, dtype, middle)
                 gates = ct.maximum(gates, ct.full((C, PART), LEAST_NEAR, ct.float16))
                 forth, back = signed_powers(product(table(tables, FROM_8), gates), row, 8)
-                near = _pairs(_operands(*operands), forth, back, ct.bfloat16, near)
+                near = _pairs(_operands(*operands), forth, back * by_keep, ct.bfloat16, near)
             else:
                 between = product(table(tables, FROM_16), gates)
                 least = ct.minimum(least, ct.min(between))
-                near = _mild_pairs(operands, between, gates, tables, row, near)
+                near = _mild_pairs(operands, between, gates, tables, row, by_keep, near)
         if STRONG:
             same, half = row // 16 == column // 16, row // 32 == column // 32
             near = _chosen(same, near, _chosen(half, middle, far))
         else:
             ct.scatter(strong, (slot, head), ct.astype(least < -_MOST_EXPONENT, ct.int32))
-        scores = near[1] * (by_query * by_column)
+        scores = near[1] * by_query
         _write(attention, slot, head, 0, ct.where(inside & (row >= column), scores, 0.0))
-        full = near[0] * (by_key * by_column)
+        full = near[0] * by_key
         full = ct.astype(ct.where(inside & (row > column), full, 0.0), ct.float16)
         _write(inverse, slot, head, 0, inverse_of_unit(full, row, column))
