@@ -315,6 +315,7 @@ def kda_backward_gradients(
     V: Static[int],
     PART: Static[int],
     PARTS: Static[int],
+    EACH: Static[int],
     L2NORM: Static[bool],
     ERASE: Static[bool],
     SIGMOID: Static[bool],
@@ -327,25 +328,26 @@ def kda_backward_gradients(
     STRONG: Static[bool],
 ):
     """Block (slot, head, part) works on PART key columns of a chunk, those that `strong` names with STRONG alone. It
-    writes dk, dg, with ERASE d_beta, its chunk's part d_bias (slots * HO, K), and for `kda_backward_finish`
+    writes dk, dg, with ERASE d_beta, the chunk's part d_bias (slots * HO, K), and for `kda_backward_finish`
 
     dq (total, HO, K), io dtype: that of q, if L2NORM without what its norm depends on it
-    sums (PARTS * slots * HO, 2, C), float32: rows' sums of q dq, and of k and what is written's gradient
-    d_rates (PARTS * slots * HO), float32: its part of the gradient of a_log
+    sums (slots * HO * PARTS * EACH, 2, C), float32: a part's sums of rows of q dq, and of k and what is written's
+      gradient, in the first of its EACH places, 0 in the others
+    d_rates (slots * HO * PARTS * EACH), float32: the same of the gradient of a_log
     """
     block = ct.bid(0)
     part, place = block % PARTS, block // PARTS
     slot, head = place // HEADS, place % HEADS
-    # Both at once: neither waits for the other.
+    # All at once: none waits for another.
     first, tokens, marked = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1)), ct.gather(strong, (slot, head))
     if (tokens > 0) & ((marked != 0) == STRONG):
+        rows = block * EACH, EACH
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         inside = row < tokens
         q_norm, k_norm = SCALE, 1.0
         if L2NORM:
             q_norm, k_norm = load_numbers(q_norms, place) * SCALE, load_numbers(k_norms, place)
         state, d_state = load_part(states, place, 0, part, V, PART), load_part(d_states, place, 0, part, V, PART)
-        total = ct.sum(wide(state) * wide(d_state), 0, keepdims=True) * _decay(decay, place, part, PART)
         query = ct.where(inside, wide(load_span(q, first, head // Q_RATIO, part, PART)), 0.0)
         key = ct.where(inside, wide(load_span(k, first, head // K_RATIO, part, PART)), 0.0)
         erase, rate = key, 1.0
@@ -382,7 +384,7 @@ def kda_backward_gradients(
         d_query = d_query + reading + key * (own * rate)
         d_write = d_write + own * query
         if L2NORM:
-            _store_sum(sums, block, 0, ct.sum(query * d_query, 1, keepdims=True))
+            _store_sums(sums, rows, 0, ct.sum(query * d_query, 1, keepdims=True))
         _store_tokens(dq, first, tokens, head, part, d_query)
         if not STRONG:
             d_erase = ct.where(behind, product(erased, write_behind), product(erased, write_first))
@@ -394,6 +396,7 @@ def kda_backward_gradients(
         later = power(product(table(tables, BEHIND), gates)) * k_norm * product(_chunk(writes, place, 0, V), d_state)
         d_write = d_write + later
         through = key * (later * rate)
+        total = ct.sum(wide(state) * wide(d_state), 0, keepdims=True) * _decay(decay, place, part, PART)
         total = total + ct.sum(through, 0, keepdims=True)
         if ERASE:
             d_key = d_erase * by_channel + d_write
@@ -403,16 +406,23 @@ def kda_backward_gradients(
             _store_tokens(d_beta, first, tokens, head, part, d_rate)
         else:
             d_key = d_erase + rate * d_write
-            _store_sum(sums, block, 1, ct.sum(key * d_write, 1, keepdims=True))
+            _store_sums(sums, rows, 1, ct.sum(key * d_write, 1, keepdims=True))
         if L2NORM:
             d_key = d_key - key * load_number(numbers, place, 1)
         _store_tokens(dk, first, tokens, head, part, d_key)
         d_gate = _summed_up(prefixes, ct.where(inside, d_gate - through, 0.0)) + total
-        _store_gates(g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, block, d_gate, options)
+        _store_gates(g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, rows, d_gate, options)
+
+
+def _store_sums(sums, rows, which, column):
+    at, EACH = rows
+    _store_sum(sums, at, which, column)
+    for more in ct.static_iter(range(1, EACH)):
+        _store_sum(sums, at + more, which, ct.zeros((C, 1), ct.float32))
 
 
 def _store_gates(
-    g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, block, d_gate, options
+    g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, rows, d_gate, options
 ):
     """The gradient of g and of its parameters, from that of the log gates."""
     SAFE, A_LOG, DT_BIAS, LINEAR, LOWER = options
@@ -434,7 +444,10 @@ def _store_gates(
         if DT_BIAS:
             ct.store(d_bias, (place, part), ct.sum(d_gate, 0, keepdims=True), allow_tma=False)
         if A_LOG:
-            ct.scatter(d_rates, (block,), ct.sum(ct.where(inside, d_gate * logit, 0.0)))
+            at, EACH = rows
+            ct.scatter(d_rates, (at,), ct.sum(ct.where(inside, d_gate * logit, 0.0)))
+            for more in ct.static_iter(range(1, EACH)):
+                ct.scatter(d_rates, (at + more,), ct.zeros((), ct.float32))
     _store_tokens(dg, first, tokens, head, part, d_gate)
 
 

@@ -224,7 +224,11 @@ def kda_prepare(
     """
     head, slot = ct.bid(0), ct.bid(1)
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
-    if tokens > 0 and (not STRONG or ct.gather(strong, (slot, head)) != 0):
+    works = tokens > 0
+    if STRONG:
+        # Loaded whatever the tokens are, so that it does not wait for them.
+        works = works & (ct.gather(strong, (slot, head)) != 0)
+    if works:
         dtype = k.dtype
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))

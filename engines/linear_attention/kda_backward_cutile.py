@@ -15,15 +15,20 @@ from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
 
+_STRONG_KEYS = 32
+"""Of chunks with strong gates: more at a time do not compile with tileiras 13.4."""
 _PAIRS_HINTS = {"num_worker_warps": 4, "occupancy": 3}
-_HINTS = {"num_worker_warps": 4, "occupancy": 2}
-_STRONG_HINTS = {"num_worker_warps": 8, "occupancy": 1}
+_HINTS = {"num_worker_warps": 8, "occupancy": 1}
 
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
-    """`values`, the columns of a state that a block of the scans keeps, and `keys`, those of q's and k's gradients that
-    are worked on at a time."""
-    return [(("values", min(64, power(facts.value_dim))), ("keys", min(32, power(facts.key_dim))))]
+    """`values`, the columns of a state that a block of the scans keeps; `keys`, those of q's and k's gradients that are
+    worked on at a time; `blocks`, how many of these are on a multiprocessor at a time."""
+    values, keys = min(64, power(facts.value_dim)), min(32, power(facts.key_dim))
+    shapes = [(keys, 2), (keys, 1)]
+    if facts.key_dim % 64 == 0 and facts.key_dim <= 128:
+        shapes.insert(1, (64, 1))
+    return [(("values", values), ("keys", keys), ("blocks", blocks)) for keys, blocks in shapes]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -119,16 +124,18 @@ class _Launch(BackwardLaunch, KdaLaunch):
     ) -> _Partial:
         from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
 
-        facts, given, keys = self.facts, self.given, self.knobs["keys"]
-        parts, places = -(-facts.key_dim // keys), self.slots * facts.heads
+        facts, given, places = self.facts, self.given, self.slots * self.facts.heads
         dq, dk, _ = made
+        rows = places * self.sums
         partial = _Partial(
             self.scratch(facts.dtype, *dq[0].shape) if facts.use_qk_l2norm else None,
-            self.scratch(data_type.FLOAT, places * parts, 2, C),
-            self.scratch(data_type.FLOAT, places * parts) if "a_log" in given else None,
+            self.scratch(data_type.FLOAT, rows, 2, C),
+            self.scratch(data_type.FLOAT, rows) if "a_log" in given else None,
         )
         pairs = self._pairs(prepared, kept, chunks)
         for strong in self.strengths:
+            keys = min(_STRONG_KEYS, self.knobs["keys"]) if strong else self.knobs["keys"]
+            parts = -(-facts.key_dim // keys)
             self.run(
                 kernels.kda_backward_gradients,
                 [
@@ -139,12 +146,13 @@ class _Launch(BackwardLaunch, KdaLaunch):
                     *(partial.d_rates, d_parameters[1]),
                 ],
                 [
-                    *(facts.scale, *self.ratios[:2], facts.heads, power(facts.value_dim), keys, parts),
+                    *(facts.scale, *self.ratios[:2], facts.heads, power(facts.value_dim), keys, parts, self.sums // parts),
                     *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
                     *(*self.channel_options(), strong),
                 ],
                 (places * parts, 1, 1),
-                **(_STRONG_HINTS if strong else _HINTS),
+                num_worker_warps=8,
+                occupancy=1 if strong else self.knobs["blocks"],
             )
         return partial
 
@@ -170,7 +178,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
             ],
             [
                 *(self.ratios[0], self.ratios[2], facts.heads, facts.sequences),
-                *(power(facts.key_dim), power(facts.value_dim), -(-facts.key_dim // self.knobs["keys"])),
+                *(power(facts.key_dim), power(facts.value_dim), self.sums),
                 *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
                 *self.channel_options()[1:3],
             ],
@@ -181,6 +189,11 @@ class _Launch(BackwardLaunch, KdaLaunch):
                 array, memory = parts
                 flat = Array(array.dtype, (1, self.slots, facts.heads * columns)), memory
                 self.add_parameter(flat, 0, name)
+
+    @property
+    def sums(self) -> int:
+        """Places for sums over some key columns of a chunk."""
+        return -(-self.facts.key_dim // min(_STRONG_KEYS, self.knobs["keys"]))
 
     def _by_place_row(self, decay: Given) -> Given:
         array, memory = decay

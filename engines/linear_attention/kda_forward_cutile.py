@@ -16,11 +16,17 @@ _LATENCY = 2
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scan keeps: narrow parts are more blocks, wide ones read a
-    chunk less often; of a long state a wide part spills registers."""
+    chunk less often; of a long state a wide part spills registers. `channels`, those of a chunk that are prepared at a
+    time."""
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
     # One setting whatever is packed, if bits may not depend on it.
     made = [narrow] if facts.batch_invariant or facts.key_dim > 128 else [wide, narrow]
-    return [(("values", values),) for values in dict.fromkeys(made)]
+    channels = [power(facts.key_dim)]
+    if facts.key_dim > 64 and not facts.batch_invariant:
+        channels.append(64)
+    return [
+        (("values", values), ("channels", count)) for count in channels for values in dict.fromkeys(made)
+    ]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:

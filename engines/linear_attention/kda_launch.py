@@ -74,7 +74,7 @@ class KdaLaunch(ChunkedLaunch):
             strong=self.scratch(data_type.INT32, self.slots, facts.heads),
         )
         for strong in self.strengths:
-            keys = min(_STRONG_KEYS if strong else _KEYS, power(facts.key_dim))
+            keys = min(_STRONG_KEYS if strong else self.knobs.get("channels", _KEYS), power(facts.key_dim))
             self.run(
                 kernels.kda_prepare,
                 [*map(self.given.get, ("q", "k", "g", "beta", "a_log", "dt_bias")), chunks, tables, *made],
