@@ -421,9 +421,7 @@ def _store_sums(sums, rows, which, column):
         _store_sum(sums, at + more, which, ct.zeros((C, 1), ct.float32))
 
 
-def _store_gates(
-    g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, rows, d_gate, options
-):
+def _store_gates(g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, rows, d_gate, options):
     """The gradient of g and of its parameters, from that of the log gates."""
     SAFE, A_LOG, DT_BIAS, LINEAR, LOWER = options
     PART = d_gate.shape[1]

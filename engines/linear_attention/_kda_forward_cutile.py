@@ -86,7 +86,7 @@ def kda_scan(
             wanted = ct.astype(value - product(erasing, low), erase.dtype)
             written = ct.astype(product(solve, wanted), erase.dtype)
             state = state * decays + product(ct.transpose(keeping), written)
-            made = product(reading, low) + product(score, written)
+            made = ct.mma(score, written, product(reading, low))
             ct.store(outputs, (at, head, part), ct.reshape(ct.astype(made, output.dtype), (C, 1, V)), allow_tma=False)
             decays = ahead
     if FINAL:

@@ -14,7 +14,6 @@ from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
-
 _STRONG_KEYS = 32
 """Of chunks with strong gates: more at a time do not compile with tileiras 13.4."""
 _PAIRS_HINTS = {"num_worker_warps": 4, "occupancy": 3}
@@ -146,7 +145,8 @@ class _Launch(BackwardLaunch, KdaLaunch):
                     *(partial.d_rates, d_parameters[1]),
                 ],
                 [
-                    *(facts.scale, *self.ratios[:2], facts.heads, power(facts.value_dim), keys, parts, self.sums // parts),
+                    *(facts.scale, *self.ratios[:2], facts.heads, power(facts.value_dim)),
+                    *(keys, parts, self.sums // parts),
                     *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
                     *(*self.channel_options(), strong),
                 ],

@@ -17,16 +17,17 @@ _LATENCY = 2
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scan keeps: narrow parts are more blocks, wide ones read a
     chunk less often; of a long state a wide part spills registers. `channels`, those of a chunk that are prepared at a
-    time."""
+    time; `latency`, a hint of how far ahead the scan's loads are started."""
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
     # One setting whatever is packed, if bits may not depend on it.
-    made = [narrow] if facts.batch_invariant or facts.key_dim > 128 else [wide, narrow]
-    channels = [power(facts.key_dim)]
-    if facts.key_dim > 64 and not facts.batch_invariant:
-        channels.append(64)
-    return [
-        (("values", values), ("channels", count)) for count in channels for values in dict.fromkeys(made)
-    ]
+    one = facts.batch_invariant or facts.key_dim > 128
+    channels = power(facts.key_dim)
+    made = [(narrow, channels, _LATENCY)]
+    if not one:
+        made += [(narrow, channels, 1), (narrow, channels, 3), (wide, channels, _LATENCY)]
+        made += [(narrow, 64, _LATENCY)] if channels > 64 else []
+    names = ("values", "channels", "latency")
+    return [tuple(zip(names, each, strict=True)) for each in dict.fromkeys(made)]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -58,7 +59,7 @@ class _Launch(KdaLaunch):
             [
                 *(power(facts.key_dim), self.knobs["values"], self.ratios[2], self.by_channel),
                 *("initial_state" in self.given, facts.pool, "final_state" in taken),
-                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, _LATENCY),
+                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, self.knobs["latency"]),
             ],
             (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
             occupancy=1,
