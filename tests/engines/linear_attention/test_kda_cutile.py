@@ -20,6 +20,7 @@ H200 = named("h200")
 PACKED = Sizes((70, 0, 64, 1), key_dim=32, value_dim=48, tail=67)
 SHARED = Sizes((65, 3), heads=(2, 1, 4), key_dim=48, value_dim=16)
 ONE = Sizes((100,), heads=(1, 1, 1), key_dim=16, value_dim=16)
+WIDE = Sizes((65, 3), heads=(1, 1, 2), key_dim=128, value_dim=16)
 SAFE = Options(use_qk_l2norm=True, use_beta_sigmoid=True, allow_neg_eigval=True, safe_gate=True)
 UNBOUNDED = Options(safe_gate=True, gate_lower_bound=-30.0)
 NORMAL = Options(use_qk_l2norm=True)
@@ -38,6 +39,7 @@ CHUNKED = [
         without=("initial_state",),
     ),
     Case(SHARED, NORMAL, operation="kda", pool=5, overwrite=True),
+    Case(WIDE, NORMAL, operation="kda", kind="steep"),
     Case(PACKED, NORMAL, operation="gdn2"),
     Case(SHARED, SAFE, operation="gdn2"),
 ]
@@ -47,6 +49,8 @@ BACKWARD = [
     BackwardCase(SHARED, UNBOUNDED, operation="kda", dtype="float16", without=("a_log", "initial_state")),
     BackwardCase(SHARED, LINEAR, operation="kda", gates="bfloat16", final=False),
     *(BackwardCase(ONE, Options(), operation="kda", kind=kind) for kind in ("steep", "strong", "reset", "unwritten")),
+    BackwardCase(WIDE, SAFE, operation="kda"),
+    BackwardCase(WIDE, NORMAL, operation="kda", kind="steep"),
     BackwardCase(PACKED, Options(), operation="gdn2", final=False),
     BackwardCase(SHARED, SAFE, operation="gdn2"),
 ]
