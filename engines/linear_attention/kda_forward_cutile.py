@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudnn_jax.engines.cutile import Array
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.linear_attention.gdn_launch import C, Given, Knobs, power
-from cudnn_jax.engines.linear_attention.kda_launch import KdaLaunch, Prepared
+from cudnn_jax.engines.linear_attention.kda_launch import KdaLaunch, Prepared, channels
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import pygraph
@@ -21,11 +21,11 @@ def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
     # One setting whatever is packed, if bits may not depend on it.
     one = facts.batch_invariant or facts.key_dim > 128
-    channels = power(facts.key_dim)
-    made = [(narrow, channels, _LATENCY)]
+    most = channels(facts)
+    made = [(narrow, most, _LATENCY)]
     if not one:
-        made += [(narrow, channels, 1), (narrow, channels, 3), (wide, channels, _LATENCY)]
-        made += [(narrow, 64, _LATENCY)] if channels > 64 else []
+        made += [(narrow, most, 1), (narrow, most, 3), (wide, most, _LATENCY)]
+        made += [(narrow, 64, _LATENCY)] if most > 64 else []
     names = ("values", "channels", "latency")
     return [tuple(zip(names, each, strict=True)) for each in dict.fromkeys(made)]
 
