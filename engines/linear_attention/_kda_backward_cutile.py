@@ -114,8 +114,14 @@ def _reverse(
         d_writes = product(grads, _chunk(attention, place, 0, C)) + product(held, ct.transpose(keeping))
         made = product(ct.astype(d_writes, erase.dtype), _chunk(inverse, place, 0, C))
         store_rows(d_values, at, head, part, ct.transpose(ct.astype(made, erase.dtype)))
-        change = ct.mma(ct.astype(-made, erase.dtype), erasing, product(grads, reading))
-        state = state * _decay(decay, place, 0, K) + change
+        erased = ct.astype(-made, erase.dtype)
+        if INITIAL or FINAL:
+            state = ct.mma(grads, reading, state * _decay(decay, place, 0, K))
+            state = ct.mma(erased, erasing, state)
+        else:
+            # As above every product would wait for each of its instructions; as here, with states, registers spill.
+            change = ct.mma(erased, erasing, product(grads, reading))
+            state = state * _decay(decay, place, 0, K) + change
     if INITIAL:
         store_part(d_initial, origin, part, 0, ct.astype(state, d_initial.dtype))
 
