@@ -42,12 +42,12 @@ from cudnn_jax.engines.linear_attention._tiles_cutile import (
 Static = ct.Constant
 
 _LATENCY = 3
-"""Of the scans' loads."""
+"""Of loads."""
 
 
 def _chunk(array, place, column, WIDTH):
     """(C, WIDTH) of an array (places, C, dim)."""
-    tile = ct.load(array, (place, 0, column), (1, C, WIDTH), padding_mode=ct.PaddingMode.ZERO, latency=3)
+    tile = ct.load(array, (place, 0, column), (1, C, WIDTH), padding_mode=ct.PaddingMode.ZERO, latency=_LATENCY)
     return ct.reshape(tile, (C, WIDTH))
 
 
@@ -57,7 +57,24 @@ def _decay(array, place, column, WIDTH):
 
 
 def _forward(
-    v, w, inverse, erase, keep, decay, initial, states, writes, first, count, origin, head, part, RATIO, K, PART, flags
+    v,
+    w,
+    inverse,
+    erase,
+    keep,
+    decay,
+    initial,
+    states,
+    writes,
+    first,
+    count,
+    origin,
+    head,
+    part,
+    RATIO,
+    K,
+    PART,
+    flags,
 ):
     WRITE, INITIAL, _ = flags
     heads = ct.num_blocks(1)
@@ -108,7 +125,8 @@ def _reverse(
         at = count - 1 - step
         place = (first + at) * heads + head
         grads = ct.transpose(load_rows(d_out, at, head, part, PART, _LATENCY))
-        erasing, reading, keeping = _chunk(erase, place, 0, K), _chunk(read, place, 0, K), _chunk(keep, place, 0, K)
+        erasing = _chunk(erase, place, 0, K)
+        reading, keeping = _chunk(read, place, 0, K), _chunk(keep, place, 0, K)
         held = ct.astype(state, erase.dtype)
         store_part(d_states, place, part, 0, held)
         d_writes = product(grads, _chunk(attention, place, 0, C)) + product(held, ct.transpose(keeping))
@@ -138,6 +156,7 @@ def kda_backward_scans(
     decay,
     cu_seqlens,
     first_slot,
+    order,
     initial,
     d_final,
     states,
@@ -152,14 +171,18 @@ def kda_backward_scans(
     WRITE: Static[bool],
     INITIAL: Static[bool],
     FINAL: Static[bool],
+    ORDER: Static[bool],
 ):
-    """Block (sequence, head, part) walks over a sequence's chunks, with PART value columns of the state.
+    """Block (part, head, sequence) walks over a sequence's chunks, with PART value columns of the state. With ORDER the
+    sequence is the one that `order` has in that place.
 
     The first PARTS parts go forward and write, for each chunk, the state before it and U; the others go backward and
     write the gradient of the state after it, and that of the values that are written. States are turned, (PART, K), so
     that they are the first operand of a product, which may lie in registers.
     """
-    sequence, head, part = ct.bid(0), ct.bid(1), ct.bid(2)
+    part, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
+    if ORDER:
+        sequence = ct.gather(order, (sequence,))
     start, stop = token(cu_seqlens, sequence), token(cu_seqlens, sequence + 1)
     first, count = ct.gather(first_slot, (sequence,)), ct.cdiv(stop - start, C)
     origin, flags = sequence * ct.num_blocks(1) + head, (WRITE, INITIAL, FINAL)

@@ -29,6 +29,7 @@ def kda_scan(
     w,
     cu_seqlens,
     first_slot,
+    order,
     inverse,
     attention,
     erase,
@@ -51,12 +52,15 @@ def kda_scan(
     OVERWRITE: Static[bool],
     EVERY: Static[int],
     LATENCY: Static[int],
+    ORDER: Static[bool],
 ):
     """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
 
-    The states are those of `gdn_scan`. With WRITE, `w` (total, HO, V) multiplies the values.
+    The order and the states are those of `gdn_scan`. With WRITE, `w` (total, HO, V) multiplies the values.
     """
     part, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
+    if ORDER:
+        sequence = ct.gather(order, (sequence,))
     begin, end = ct.gather(cu_seqlens, (sequence,)), ct.gather(cu_seqlens, (sequence + 1,))
     slot = ct.gather(first_slot, (sequence,))
     place, known, state = load_start(initial, final, indices, sequence, head, part, K, V, INITIAL, INDICES, OVERWRITE)

@@ -22,12 +22,10 @@ _HINTS = {"num_worker_warps": 8, "occupancy": 1}
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scans keeps; `keys`, those of q's and k's gradients that are
-    worked on at a time; `blocks`, how many of these are on a multiprocessor at a time."""
-    values, keys = min(64, power(facts.value_dim)), min(32, power(facts.key_dim))
-    shapes = [(keys, 2), (keys, 1)]
-    if facts.key_dim % 64 == 0 and facts.key_dim <= 128:
-        shapes.insert(1, (64, 1))
-    return [(("values", values), ("keys", keys), ("blocks", blocks)) for keys, blocks in shapes]
+    worked on at a time, fewer where there is more to do for each."""
+    more = facts.safe_gate or facts.operation == "gdn2" or facts.key_dim % 64 or facts.key_dim > 128
+    keys = min(32 if more else 64, power(facts.key_dim))
+    return [(("values", min(64, power(facts.value_dim))), ("keys", keys))]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -46,7 +44,9 @@ class _Partial(NamedTuple):
 class _Launch(BackwardLaunch, KdaLaunch):
     def add(self) -> None:
         facts = self.facts
-        chunks, first_slot = self.table()
+        parts = -(-facts.value_dim // self.knobs["values"])
+        order = self.order(2 * parts * facts.heads, 1)
+        chunks, first_slot = self.table(order=order)
         prefixes = self.scratch(data_type.BFLOAT16, C, C)
         tables = self.tables(prefixes)
         prepared = self.prepare_channels(chunks, tables)
@@ -56,30 +56,32 @@ class _Launch(BackwardLaunch, KdaLaunch):
         made = self.of_each_head()
         d_writes = self.scratch(facts.dtype, *made[2][0].shape) if self.by_channel else made[2]
         kept = [states, writes, d_states, d_writes]
-        self._scans(prepared, first_slot, kept)
+        self._scans(prepared, [first_slot, order], kept, parts)
         d_parameters = self._d_parameters()
         partial = self._gradients(prepared, (tables, prefixes), kept, chunks, made, d_parameters)
         self._finish(prepared, partial, chunks, d_writes, made, d_parameters)
         self.add_heads(made)
 
-    def _scans(self, prepared: Prepared, first_slot: Given, results: list[Given]) -> None:
+    def _scans(self, prepared: Prepared, walks: Sequence[Given | None], results: list[Given], parts: int) -> None:
         from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
 
-        facts, given, values = self.facts, self.given, self.knobs["values"]
-        parts = -(-facts.value_dim // values)
+        facts, given = self.facts, self.given
         ends = ("initial_state", "d_final_state")
         self.run(
             kernels.kda_backward_scans,
             [
                 *map(given.get, ("v", "w", "dO")),
                 *map(by_place, prepared[:5]),
-                *(self._by_place_row(prepared.decay), given["cu_seqlens"], first_slot),
+                *(self._by_place_row(prepared.decay), given["cu_seqlens"], *walks),
                 *(by_place(given.get(name)) for name in ends),
                 *results,
                 by_place(self.gradient("initial_state")),
             ],
-            [self.ratios[2], power(facts.key_dim), values, parts, self.by_channel, *(name in given for name in ends)],
-            (facts.sequences, facts.heads, 2 * parts),
+            [
+                *(self.ratios[2], power(facts.key_dim), self.knobs["values"], parts, self.by_channel),
+                *(*(name in given for name in ends), walks[1] is not None),
+            ],
+            (2 * parts, facts.heads, facts.sequences),
         )
 
     def _d_parameters(self) -> tuple[Given | None, Given | None]:
@@ -151,8 +153,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
                     *(*self.channel_options(), strong),
                 ],
                 (places * parts, 1, 1),
-                num_worker_warps=8,
-                occupancy=1 if strong else self.knobs["blocks"],
+                **_HINTS,
             )
         return partial
 

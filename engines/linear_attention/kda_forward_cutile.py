@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cudnn_jax.engines.cutile import Array
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.linear_attention.gdn_launch import C, Given, Knobs, power
-from cudnn_jax.engines.linear_attention.kda_launch import KdaLaunch, Prepared, channels
+from cudnn_jax.engines.linear_attention.kda_launch import KdaLaunch, Prepared
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import pygraph
 
-_LATENCY = 2
-"""Of the scan's loads."""
+_LATENCY = {1: 3, 2: 1}
+"""Of the scan's loads, by its blocks on a multiprocessor."""
 
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
-    """`values`, the columns of a state that a block of the scan keeps: narrow parts are more blocks, wide ones read a
-    chunk less often; of a long state a wide part spills registers. `channels`, those of a chunk that are prepared at a
-    time; `latency`, a hint of how far ahead the scan's loads are started."""
+    """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time,
+    as in `gdn_forward_cutile`."""
+    assert target.sm_count is not None
     narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
+    few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= target.sm_count
+    made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
     # One setting whatever is packed, if bits may not depend on it.
-    one = facts.batch_invariant or facts.key_dim > 128
-    most = channels(facts)
-    made = [(narrow, most, _LATENCY)]
-    if not one:
-        made += [(narrow, most, 1), (narrow, most, 3), (wide, most, _LATENCY)]
-        made += [(narrow, 64, _LATENCY)] if most > 64 else []
-    names = ("values", "channels", "latency")
-    return [tuple(zip(names, each, strict=True)) for each in dict.fromkeys(made)]
+    alone = facts.batch_invariant or facts.key_dim > 128
+    return [(("values", values), ("blocks", blocks)) for values, blocks in ([(narrow, 1)] if alone else made)]
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -39,19 +37,21 @@ class _Launch(KdaLaunch):
     def add(self) -> None:
         facts = self.facts
         output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
-        chunks, first_slot = self.table(output)
-        self._scan(first_slot, self.prepare_channels(chunks, self.tables()))
+        parts, blocks = -(-facts.value_dim // self.knobs["values"]), self.knobs["blocks"]
+        order = self.order(parts * facts.heads, blocks)
+        chunks, first_slot = self.table(output, order)
+        self._scan([first_slot, order], self.prepare_channels(chunks, self.tables()), (parts, blocks))
 
-    def _scan(self, first_slot: Given, prepared: Prepared) -> None:
+    def _scan(self, walks: Sequence[Given | None], prepared: Prepared, grid: tuple[int, int]) -> None:
         from cudnn_jax.engines.linear_attention import _kda_forward_cutile as kernels
 
-        facts, taken = self.facts, self.taken
+        facts, taken, (parts, blocks) = self.facts, self.taken, grid
         first_checkpoint = self.checkpoint_rows()
         self.run(
             kernels.kda_scan,
             [
                 *map(taken.get, ("v", "w", "cu_seqlens")),
-                first_slot,
+                *walks,
                 *prepared[:6],
                 *map(taken.get, ("initial_state", "state_indices", "O", "final_state", "state_checkpoints")),
                 first_checkpoint,
@@ -59,8 +59,9 @@ class _Launch(KdaLaunch):
             [
                 *(power(facts.key_dim), self.knobs["values"], self.ratios[2], self.by_channel),
                 *("initial_state" in self.given, facts.pool, "final_state" in taken),
-                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, self.knobs["latency"]),
+                *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
+                *(_LATENCY[blocks], walks[1] is not None),
             ],
-            (-(-facts.value_dim // self.knobs["values"]), facts.heads, facts.sequences),
-            occupancy=1,
+            (parts, facts.heads, facts.sequences),
+            occupancy=blocks,
         )

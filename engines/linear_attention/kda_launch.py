@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, power
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type
 
-_KEYS, _STRONG_KEYS = 128, 64
-"""Key channels of a chunk that are worked on at a time, and of one with strong gates or with more to do for each."""
+_KEYS = 64
+"""Key channels of a chunk that are prepared at a time: an image for 128 was wrong on an H200."""
 _LEAST_MILD = -5.0
 """A log gate: e^(5 * 16) is finite, also times a key."""
 
@@ -27,12 +26,6 @@ class Prepared(NamedTuple):
     q_norms: Given | None
     k_norms: Given | None
     strong: Given
-
-
-def channels(facts: LinearFacts) -> int:
-    """Key channels of a chunk that are prepared at a time: as many as spill few registers."""
-    more = facts.safe_gate or facts.operation == "gdn2"
-    return min(_STRONG_KEYS if more else _KEYS, power(facts.key_dim))
 
 
 class KdaLaunch(ChunkedLaunch):
@@ -81,7 +74,7 @@ class KdaLaunch(ChunkedLaunch):
             strong=self.scratch(data_type.INT32, self.slots, facts.heads),
         )
         for strong in self.strengths:
-            keys = min(_STRONG_KEYS if strong else self.knobs.get("channels", channels(facts)), power(facts.key_dim))
+            keys = min(_KEYS, power(facts.key_dim))
             self.run(
                 kernels.kda_prepare,
                 [*map(self.given.get, ("q", "k", "g", "beta", "a_log", "dt_bias")), chunks, tables, *made],
