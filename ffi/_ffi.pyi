@@ -61,6 +61,11 @@ class BackendNotSupported(NotImplementedError):
 def cudnn_version() -> int:
     """91900 for cuDNN 9.19.0. Raises LibraryNotFound naming what was tried."""
 
+def lowered_node_types() -> list[str]:
+    """
+    The types of nodes that have a lowering to cuDNN, rising. Asks no library.
+    """
+
 class BackendGraph:
     """
     A graph lowered to cuDNN, for a device or for the properties of one, and the plans that cuDNN has for it.
@@ -103,6 +108,11 @@ class BackendGraph:
 
     def uids(self) -> list[int]:
         """The uids whose buffers the caller gives, rising."""
+
+    def layouts(self) -> dict[int, tuple[list[int], list[int]]]:
+        """
+        (dim, stride) of each tensor by uid, as the lowering said it or as cuDNN's frontend inferred it.
+        """
 
 class Handle:
     """
@@ -257,7 +267,7 @@ class PackOperand:
 
 class VariantPack:
     """
-    The buffers of one call, read and checked, by rising uid. Keeps them alive.
+    The buffers of one call, read and checked, by rising uid, each with its own strides. Keeps them alive.
     """
 
     @property
@@ -273,10 +283,10 @@ class VariantPack:
 
 class GraphOperands:
     """
-    The inputs and outputs of a graph, from rows (tensor, label, uid, dtype, dim, stride, is_output). Knows tensors by identity and keeps none alive.
+    The inputs and outputs of a graph, from rows (tensor, label, uid, dtype, dim, stride, is_output). Knows tensors by identity and keeps none alive. Buffers have the rows' dims, and their strides unless any_strides.
     """
 
-    def __init__(self, rows: list) -> None: ...
+    def __init__(self, rows: list, any_strides: bool = False) -> None: ...
 
     def write_over(self, output: int, input: int) -> None:
         """

@@ -31,6 +31,15 @@ struct PlanNotes {
   std::vector<std::string> behavior;
 };
 
+// Where a tensor's elements lie: elements between neighbours along each axis of `dim`.
+struct TensorLayout {
+  std::vector<int64_t> dim;
+  std::vector<int64_t> stride;
+};
+
+// The types of nodes that have a lowering to cuDNN, rising. Asks no library.
+std::vector<std::string> lowered_node_types();
+
 // Thread safe; calls on one graph wait for one another.
 class BackendGraph {
  public:
@@ -59,6 +68,8 @@ class BackendGraph {
 
   // The uids that the caller fills, rising.
   std::vector<int64_t> uids();
+  // By uid, as the lowering said it or as cuDNN's frontend inferred it.
+  std::map<int64_t, TensorLayout> layouts();
 
  private:
   struct Lowered;

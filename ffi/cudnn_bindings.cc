@@ -28,6 +28,14 @@ std::pair<int64_t, Knobs> plan_engine(BackendGraph& graph, int64_t index) {
   return {choice.engine_id, std::move(choice.knobs)};
 }
 
+using Layouts = std::map<int64_t, std::pair<std::vector<int64_t>, std::vector<int64_t>>>;
+
+Layouts layouts(BackendGraph& graph) {
+  Layouts told;
+  for (auto& [uid, layout] : graph.layouts()) told[uid] = {std::move(layout.dim), std::move(layout.stride)};
+  return told;
+}
+
 nb::bytes serialize_plan(BackendGraph& graph, int64_t index) {
   std::vector<uint8_t> bytes;
   {
@@ -46,6 +54,8 @@ void bind_cudnn(nb::module_& m) {
   using Release = nb::call_guard<nb::gil_scoped_release>;
   m.def("cudnn_version", &cudnn_version, Release(),
         "91900 for cuDNN 9.19.0. Raises LibraryNotFound naming what was tried.");
+  m.def("lowered_node_types", &lowered_node_types,
+        "The types of nodes that have a lowering to cuDNN, rising. Asks no library.");
   nb::class_<BackendGraph>(m, "BackendGraph",
                            "A graph lowered to cuDNN, for a device or for the properties of one, and the "
                            "plans that cuDNN has for it.")
@@ -79,7 +89,10 @@ void bind_cudnn(nb::module_& m) {
            "Bytes, of a plan that is built.")
       .def("serialize_plan", &serialize_plan, "index"_a,
            "What a \"cudnn\" step holds, of a plan that is built. The same plan gives the same bytes.")
-      .def("uids", &BackendGraph::uids, Release(), "The uids whose buffers the caller gives, rising.");
+      .def("uids", &BackendGraph::uids, Release(), "The uids whose buffers the caller gives, rising.")
+      .def(
+          "layouts", &layouts, Release(),
+          "(dim, stride) of each tensor by uid, as the lowering said it or as cuDNN's frontend inferred it.");
 }
 
 }  // namespace cudnn_jax

@@ -312,6 +312,7 @@ struct BackendGraph::Lowered {
   std::optional<CudnnHandlePool::Lease> handle;  // the operation graph keeps it
   PlanGraph graph;
   CudnnPlan surroundings;
+  std::map<int64_t, TensorLayout> layouts;
 
   // cuDNN asks the current context which device it plans for.
   template <typename Body>
@@ -327,6 +328,7 @@ struct BackendGraph::Lowered {
         .set_intermediate_data_type(lowering::data_type(text.intermediate_data_type))
         .set_compute_data_type(lowering::data_type(text.compute_data_type));
     lowering::Tensors tensors(text, graph);
+    lowering::check_slices(text);
     for (size_t i = 0; i < text.nodes.size(); ++i) {
       const auto found = lowering::lowerings().find(text.nodes[i].type);
       if (found == lowering::lowerings().end()) {
@@ -337,6 +339,7 @@ struct BackendGraph::Lowered {
       node.finish();
     }
     check(graph.validate());
+    layouts = tensors.layouts();
   }
 
   // A tensor that the caller fills and cuDNN does not know, or the reverse, would be silently left out.
@@ -485,5 +488,13 @@ CudnnPlan BackendGraph::plan(int64_t index) {
 }
 
 std::vector<int64_t> BackendGraph::uids() { return lowered_->surroundings.caller_uids(); }
+
+std::map<int64_t, TensorLayout> BackendGraph::layouts() { return lowered_->layouts; }
+
+std::vector<std::string> lowered_node_types() {
+  std::vector<std::string> types;
+  for (const auto& [type, lower] : lowering::lowerings()) types.push_back(type);
+  return types;
+}
 
 }  // namespace cudnn_jax

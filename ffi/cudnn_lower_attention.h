@@ -39,12 +39,11 @@ inline int narrow(int64_t value, const char* name) {
   return narrowed;
 }
 
-// What forward and backward spell alike.
+// What every variant spells alike, but for the names of the bounds.
 template <typename Attributes>
-void set_common(NodeReader& node, Attributes& attributes) {
+void set_masks(NodeReader& node, Attributes& attributes) {
   attributes.set_name(node.name()).set_compute_data_type(node.compute_type());
   if (const auto scale = node.number("attn_scale")) attributes.set_attn_scale(static_cast<float>(*scale));
-  attributes.set_alibi_mask(node.flag("use_alibi_mask"));
   attributes.set_padding_mask(node.flag("use_padding_mask"));
 
   const std::string alignment = node.text("diagonal_alignment");
@@ -53,21 +52,29 @@ void set_common(NodeReader& node, Attributes& attributes) {
   } else if (!alignment.empty() && alignment != "TOP_LEFT") {
     throw BackendNotSupported("diagonal_alignment: the cuDNN backend has no " + alignment);
   }
-  for (const char* name : {"sliding_window_length", "diagonal_band_left_bound"}) {
+  for (const char* name :
+       {"sliding_window_length", "sliding_window", "diagonal_band_left_bound", "left_bound"}) {
     if (const auto bound = node.integer(name)) attributes.set_diagonal_band_left_bound(narrow(*bound, name));
   }
-  if (const auto bound = node.integer("diagonal_band_right_bound")) {
-    attributes.set_diagonal_band_right_bound(narrow(*bound, "diagonal_band_right_bound"));
+  for (const char* name : {"diagonal_band_right_bound", "right_bound"}) {
+    if (const auto bound = node.integer(name)) attributes.set_diagonal_band_right_bound(narrow(*bound, name));
   }
   // Both also align the diagonal, so they come after diagonal_alignment.
   attributes.set_causal_mask(node.flag("use_causal_mask"));
   attributes.set_causal_mask_bottom_right(node.flag("use_causal_mask_bottom_right"));
+}
 
+// What forward variants and the backward that is not of float8 spell alike.
+template <typename Attributes>
+void set_common(NodeReader& node, Attributes& attributes) {
+  set_masks(node, attributes);
+  attributes.set_alibi_mask(node.flag("use_alibi_mask"));
   if (const auto total = node.integer("max_total_seq_len_q")) attributes.set_max_total_seq_len_q(*total);
   if (const auto total = node.integer("max_total_seq_len_kv")) attributes.set_max_total_seq_len_kv(*total);
 }
 
-inline void lower_attention(NodeReader& node, fe::graph::Graph& graph) {
+// Everything of a forward variant but the operands that it cannot do without.
+inline fe::graph::SDPA_attributes forward_attributes(NodeReader& node) {
   using Attributes = fe::graph::SDPA_attributes;
   static constexpr std::array<OptionalPort<Attributes>, 10> kInputs = {{
       {"attn_scale", &Attributes::set_attn_scale},
@@ -106,7 +113,11 @@ inline void lower_attention(NodeReader& node, fe::graph::Graph& graph) {
     throw BackendNotSupported("implementation: the cuDNN backend has AUTO, COMPOSITE and UNIFIED");
   }
   attributes.set_implementation(implementation->second);
+  return attributes;
+}
 
+inline void lower_attention(NodeReader& node, fe::graph::Graph& graph) {
+  const fe::graph::SDPA_attributes attributes = forward_attributes(node);
   const FrontendTensor q = node.required_alone("q");
   const FrontendTensor k = node.required_alone("k");
   const FrontendTensor v = node.required_alone("v");

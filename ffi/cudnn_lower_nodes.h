@@ -69,12 +69,30 @@ class NodeReader {
   bool has_output(const std::string& port) const { return outputs_.count(port) != 0; }
 
   // An output that cuDNN makes. One that the node does not name stays inside cuDNN.
-  void output(const std::string& port, const FrontendTensor& tensor) {
-    const auto found = outputs_.find(port);
-    if (found == outputs_.end()) return;
-    if (tensor == nullptr) throw BackendNotSupported(node_.type + " does not make " + port + " here");
-    tensors_.settle(found->second, tensor);
-    outputs_.erase(found);
+  void output(const std::string& port, const FrontendTensor& tensor) { settle(port, tensor, false); }
+
+  // One whose dims cuDNN's frontend does not infer: the graph tells them.
+  void told_output(const std::string& port, const FrontendTensor& tensor) { settle(port, tensor, true); }
+
+  // The buffers at two ports, if they may be told under other dims; null if something else sees them too.
+  struct Buffers {
+    const GraphTensor& in;
+    const GraphTensor& out;
+  };
+  std::optional<Buffers> own_buffers(const std::string& in, const std::string& out) const {
+    const auto from = node_.inputs.find(in);
+    const auto to = node_.outputs.find(out);
+    if (from == node_.inputs.end() || !tensors_.is_input_of_one(from->second)) return std::nullopt;
+    if (to == node_.outputs.end() || !tensors_.is_output_alone(to->second)) return std::nullopt;
+    return Buffers{tensors_.told(from->second), tensors_.told(to->second)};
+  }
+  FrontendTensor input_as(const std::string& port, const TensorLayout& layout) {
+    inputs_.erase(port);
+    return tensors_.get_as(node_.inputs.at(port), layout);
+  }
+  void output_as(const std::string& port, const FrontendTensor& tensor, const TensorLayout& layout) {
+    outputs_.erase(port);
+    tensors_.settle_as(node_.outputs.at(port), tensor, layout);
   }
 
   const GraphParam* param(const std::string& name) {
@@ -140,6 +158,14 @@ class NodeReader {
   }
 
  private:
+  void settle(const std::string& port, const FrontendTensor& tensor, bool is_told) {
+    const auto found = outputs_.find(port);
+    if (found == outputs_.end()) return;
+    if (tensor == nullptr) throw BackendNotSupported(node_.type + " does not make " + port + " here");
+    tensors_.settle(found->second, tensor, is_told);
+    outputs_.erase(found);
+  }
+
   [[noreturn]] void fail(const std::string& name, const std::string& rule) const {
     throw Error(ErrorKind::kInvalidArgument, "graph." + node_.type + "." + name + ": expected " + rule);
   }

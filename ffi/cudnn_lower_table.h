@@ -1,14 +1,17 @@
-// Lowering, part four: norms, folds, convolution, moved elements, rotation, block scales and grouped matmul.
+// Lowering, part five: norms, folds, convolution, moved elements, rotation, block scales and grouped matmul.
 // Included by cudnn_frontend_unit.cc only.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "ffi/cudnn_lower_attention.h"
+#include "ffi/cudnn_lower_attention_fp8.h"
+#include "ffi/cudnn_version.h"
 
 namespace cudnn_jax::lowering {
 
@@ -37,6 +40,21 @@ inline FrontendTensor number_at(NodeReader& node, fe::graph::Graph& graph, const
   if (!value) return nullptr;
   const std::vector<int64_t> ones(like->get_dim().size(), 1);
   return graph.tensor(scalar(*value, fe::DataType_t::FLOAT).set_dim(ones).set_stride(ones));
+}
+
+// What cuDNN serves since a version, where its own refusal does not tell. `here` is the version at hand.
+inline void needs_cudnn(size_t version, size_t here, const std::string& what) {
+  if (here >= version) return;
+  throw BackendNotSupported(what + " requires cuDNN " + cudnn_version_text(static_cast<int64_t>(version)) +
+                            ", here is " + cudnn_version_text(static_cast<int64_t>(here)));
+}
+
+// Before 9.22 a slice moves the pointer of the node behind it, and the headers decide too.
+inline void check_slices(const GraphText& text) {
+  const auto is_slice = [](const GraphNode& node) { return node.type == "SLICE"; };
+  if (!std::all_of(text.nodes.begin(), text.nodes.end(), is_slice)) return;
+  const size_t here = std::min(fe::detail::get_backend_version(), fe::detail::get_compiled_version());
+  needs_cudnn(92200, here, "SLICE in front of no other node");
 }
 
 inline fe::NormFwdPhase_t phase(NodeReader& node) {
@@ -111,21 +129,49 @@ inline void lower_batchnorm(NodeReader& node, fe::graph::Graph& graph) {
   for (size_t i = 0; i < ports.size(); ++i) node.output(ports[i], made[i]);
 }
 
-inline void lower_batchnorm_inference(NodeReader& node, fe::graph::Graph& graph) {
-  const auto attributes = attributes_of<fe::graph::Batchnorm_inference_attributes>(node);
-  const FrontendTensor x = node.required("input");
-  const FrontendTensor mean = node.required("mean");
-  const FrontendTensor inv_variance = node.required("inv_variance");
-  const FrontendTensor scale = node.required("scale");
-  node.output("Y",
-              graph.batchnorm_inference(x, mean, inv_variance, scale, node.required("bias"), attributes));
+// Images with their channels fastest as one image: the batch and the first spatial axis are one axis.
+inline std::optional<TensorLayout> as_one_image(const GraphTensor& image) {
+  TensorLayout layout{image.dim, image.stride};
+  const size_t rank = image.dim.size();
+  if (rank < 3 || image.stride[1] != 1) return std::nullopt;
+  if (image.dim[0] != 1 && image.stride[0] != image.dim[2] * image.stride[2]) return std::nullopt;
+  layout.dim[2] *= layout.dim[0];
+  layout.dim[0] = 1;
+  layout.stride[0] *= image.dim[0];
+  return layout;
 }
 
+// Pointwise nodes: cuDNN has no engine for the node itself. It reads wrong behind an operand that broadcasts
+// along the first axis, so that this has to be of length 1.
+inline void lower_batchnorm_inference(NodeReader& node, fe::graph::Graph& graph) {
+  const auto buffers = node.own_buffers("input", "Y");
+  const auto from = buffers ? as_one_image(buffers->in) : std::nullopt;
+  const auto to = buffers ? as_one_image(buffers->out) : std::nullopt;
+  if (!from || !to) {
+    throw BackendNotSupported(
+        "BATCH_NORM_INFERENCE: the cuDNN backend serves buffers of images with the channels fastest");
+  }
+  const auto apply = [&](fe::PointwiseMode_t mode, const FrontendTensor& a, const char* port) {
+    auto attributes = attributes_of<fe::graph::Pointwise_attributes>(node);
+    attributes.set_mode(mode);
+    return graph.pointwise(a, node.required(port), attributes);
+  };
+  FrontendTensor y = node.input_as("input", *from);
+  y = apply(fe::PointwiseMode_t::SUB, y, "mean");
+  y = apply(fe::PointwiseMode_t::MUL, y, "inv_variance");
+  y = apply(fe::PointwiseMode_t::MUL, y, "scale");
+  node.output_as("Y", apply(fe::PointwiseMode_t::ADD, y, "bias"), *to);
+}
+
+// A pair of sums: for the node itself cuDNN has engines behind a convolution of float16 alone.
 inline void lower_genstats(NodeReader& node, fe::graph::Graph& graph) {
-  const auto attributes = attributes_of<fe::graph::Genstats_attributes>(node);
-  const auto [sum, squares] = graph.genstats(node.required("input"), attributes);
-  node.output("SUM", sum);
-  node.output("SQ_SUM", squares);
+  const FrontendTensor x = node.required("input");
+  auto square = attributes_of<fe::graph::Pointwise_attributes>(node);
+  square.set_mode(fe::PointwiseMode_t::MUL);
+  auto fold = attributes_of<fe::graph::Reduction_attributes>(node);
+  fold.set_mode(fe::ReductionMode_t::ADD);
+  node.told_output("SUM", graph.reduction(x, fold));
+  node.told_output("SQ_SUM", graph.reduction(graph.pointwise(x, x, square), fold));
 }
 
 inline void lower_reduction(NodeReader& node, fe::graph::Graph& graph) {
@@ -173,10 +219,30 @@ inline void lower_conv_wgrad(NodeReader& node, fe::graph::Graph& graph) {
   node.output("DW", graph.conv_wgrad(loss, node.required("image"), attributes));
 }
 
+// A row-major tensor as one row: (1, 1, elements).
+inline std::optional<TensorLayout> as_one_row(const GraphTensor& tensor) {
+  int64_t count = 1;
+  for (size_t axis = tensor.dim.size(); axis-- > 0;) {
+    if (tensor.dim[axis] != 1 && tensor.stride[axis] != count) return std::nullopt;
+    count *= tensor.dim[axis];
+  }
+  return TensorLayout{{1, 1, count}, {count, count, 1}};
+}
+
+// Between buffers it is a copy of one row: cuDNN has engines for the node beside others only.
 inline void lower_reshape(NodeReader& node, fe::graph::Graph& graph) {
+  const bool moves = node.text("reshape_mode") == "LOGICAL";
+  const auto buffers = node.own_buffers("input", "OUT_0");
+  const auto from = buffers ? as_one_row(buffers->in) : std::nullopt;
+  const auto to = buffers ? as_one_row(buffers->out) : std::nullopt;
+  if (from && to) {
+    auto copy = attributes_of<fe::graph::Pointwise_attributes>(node);
+    copy.set_mode(fe::PointwiseMode_t::IDENTITY);
+    node.output_as("OUT_0", graph.pointwise(node.input_as("input", *from), copy), *to);
+    return;
+  }
   fe::graph::Reshape_attributes attributes;
   attributes.set_name(node.name());
-  const bool moves = node.text("reshape_mode") == "LOGICAL";
   attributes.set_reshape_mode(moves ? fe::ReshapeMode_t::LOGICAL : fe::ReshapeMode_t::VIEW_ONLY);
   node.output("OUT_0", graph.reshape(node.required("input"), attributes));
 }
@@ -241,14 +307,11 @@ inline void lower_block_scale_dequantize(NodeReader& node, fe::graph::Graph& gra
   node.output("OUT_0", graph.block_scale_dequantize(x, node.required("descale"), attributes));
 }
 
-inline void lower_block_scale_quantize(NodeReader& node, fe::graph::Graph& graph) {
-  auto attributes = attributes_of<fe::graph::Block_scale_quantize_attributes>(node);
-  attributes.set_block_size(narrow(node.integer("block_size").value_or(0), "block_size"));
-  if (const auto axis = node.integer("axis")) attributes.set_axis(*axis);
-  attributes.set_transpose(node.flag("transpose"));
-  const auto [y, scale] = graph.block_scale_quantize(node.required("input"), attributes);
-  node.output("Y", y);
-  node.output("scale", scale);
+// cuDNN orders the scales that it makes in tiles of 128 x 4, which no strides of a buffer say.
+inline void lower_block_scale_quantize(NodeReader&, fe::graph::Graph&) {
+  throw BackendNotSupported(
+      "BLOCK_SCALE_QUANTIZE: cuDNN has it since Blackwell (sm_100), with scales in tiles of 128 x 4, which "
+      "strides do not say");
 }
 
 inline void lower_moe_grouped_matmul(NodeReader& node, fe::graph::Graph& graph) {
@@ -256,7 +319,10 @@ inline void lower_moe_grouped_matmul(NodeReader& node, fe::graph::Graph& graph) 
   static const std::map<std::string, Mode> kModes = {
       {"", Mode::NONE}, {"NONE", Mode::NONE}, {"GATHER", Mode::GATHER}, {"SCATTER", Mode::SCATTER}};
   auto attributes = attributes_of<fe::graph::Moe_grouped_matmul_attributes>(node);
-  attributes.set_mode(named(kModes, node.text("mode"), "mode"));
+  const Mode mode = named(kModes, node.text("mode"), "mode");
+  if (mode == Mode::SCATTER)
+    needs_cudnn(92100, fe::detail::get_backend_version(), "MOE_GROUPED_MATMUL: mode SCATTER");
+  attributes.set_mode(mode);
   if (const auto top_k = node.integer("top_k")) attributes.set_top_k(narrow(*top_k, "top_k"));
   const FrontendTensor token = node.required("token");
   const FrontendTensor weight = node.required("weight");
@@ -283,6 +349,10 @@ inline const std::map<std::string, Lower>& lowerings() {
       {"POINTWISE", lower_pointwise},
       {"SDPA", lower_attention},
       {"SDPA_BACKWARD", lower_attention_backward},
+      {"SDPA_FP8", lower_attention_fp8},
+      {"SDPA_FP8_BACKWARD", lower_attention_fp8_backward},
+      {"SDPA_MXFP8", lower_attention_mxfp8},
+      {"SDPA_MXFP8_BACKWARD", lower_attention_mxfp8_backward},
       {"RMS_NORM", lower_rmsnorm},
       {"RMS_NORM_BACKWARD", lower_rmsnorm_backward},
       {"LAYER_NORM", lower_norm<fe::graph::Layernorm_attributes, &Graph::layernorm>},

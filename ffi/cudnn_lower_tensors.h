@@ -75,15 +75,41 @@ class Tensors {
   }
 
   // A node's result: takes the canonical uid, type and layout. Between nodes cuDNN infers a layout that the
-  // user left open; a buffer has the layout that the graph tells.
-  void settle(size_t index, const FrontendTensor& tensor) {
+  // user left open, unless the graph has to tell it; a buffer has the layout that the graph tells.
+  void settle(size_t index, const FrontendTensor& tensor, bool is_told) {
     const GraphTensor& wanted = text_.tensors[index];
     tensor->set_uid(uid_of(index)).set_name(name(index)).set_data_type(buffer_type(wanted));
     tensor->set_is_virtual(wanted.is_virtual);
-    if (wanted.dim_is_user || !wanted.is_virtual) tensor->set_dim(wanted.dim);
-    if (wanted.stride_is_user || !wanted.is_virtual) tensor->set_stride(wanted.stride);
+    is_told = is_told || !wanted.is_virtual;
+    if (wanted.dim_is_user || is_told) tensor->set_dim(wanted.dim);
+    if (wanted.stride_is_user || is_told) tensor->set_stride(wanted.stride);
     if (wanted.ragged_offset) tensor->set_ragged_offset(get(*wanted.ragged_offset));
     made_[index] = tensor;
+  }
+
+  // A buffer that one port alone sees may be told under other dims of the same bytes.
+  bool is_input_of_one(size_t index) const {
+    return uses_[index] == 1 && made_[index] == nullptr && !text_.tensors[index].is_virtual;
+  }
+  bool is_output_alone(size_t index) const { return uses_[index] == 0 && !text_.tensors[index].is_virtual; }
+  FrontendTensor get_as(size_t index, const TensorLayout& layout) {
+    get(index)->set_dim(layout.dim).set_stride(layout.stride);
+    return made_[index];
+  }
+  void settle_as(size_t index, const FrontendTensor& tensor, const TensorLayout& layout) {
+    settle(index, tensor, true);
+    tensor->set_dim(layout.dim).set_stride(layout.stride);
+  }
+
+  const GraphTensor& told(size_t index) const { return text_.tensors[index]; }
+
+  // Of every tensor that was made, once the frontend has inferred what the lowering left open.
+  std::map<int64_t, TensorLayout> layouts() const {
+    std::map<int64_t, TensorLayout> told;
+    for (const FrontendTensor& tensor : made_) {
+      if (tensor != nullptr) told[tensor->get_uid()] = {tensor->get_dim(), tensor->get_stride()};
+    }
+    return told;
   }
 
  private:

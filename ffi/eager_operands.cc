@@ -35,10 +35,15 @@ bool same_strides(const GraphOperand& operand, const BufferView& view) {
   return true;
 }
 
-std::string strides_of(const BufferView& view) {
-  if (view.strides != nullptr) return describe_dims(view.strides, view.rank);
+std::vector<int64_t> strides_of(const BufferView& view) {
+  if (view.strides != nullptr) return {view.strides, view.strides + view.rank};
   std::vector<int64_t> strides(static_cast<size_t>(view.rank), 1);
   for (size_t i = strides.size(); i-- > 1;) strides[i - 1] = strides[i] * view.shape[i];
+  return strides;
+}
+
+std::string describe_strides(const BufferView& view) {
+  const std::vector<int64_t> strides = strides_of(view);
   return describe_dims(strides.data(), view.rank);
 }
 
@@ -70,7 +75,19 @@ bool overlap(const GraphOperand& a, const void* a_data, const GraphOperand& b, c
 
 }  // namespace
 
-void GraphOperand::check(const BufferView& view, const Place& place) const {
+GraphOperand GraphOperand::as_given(const BufferView& view) const {
+  GraphOperand given = *this;
+  if (view.address) return given;
+  given.strides = strides_of(view);
+  given.extent = extent_of(given);
+  if (output && given.extent > 0 && layout::folds(shape, given.strides)) {
+    refuse(label + ": an output, and two elements of the buffer of stride " + describe_strides(view) +
+           " lie on one address");
+  }
+  return given;
+}
+
+void GraphOperand::check(const BufferView& view, const Place& place, bool any_strides) const {
   if (!view.address) {
     if (!place.takes(view.device)) {
       refuse(label + ": the graph runs on " + place.describe() + ", the buffer is on " +
@@ -85,9 +102,14 @@ void GraphOperand::check(const BufferView& view, const Place& place) const {
       refuse(label + ": the graph has dim " + describe_dims(shape.data(), rank) + ", the buffer has " +
              describe_dims(view.shape, view.rank));
     }
-    if (!same_strides(*this, view)) {
+    if (!any_strides && !same_strides(*this, view)) {
       refuse(label + ": the graph has stride " + describe_dims(strides.data(), rank) + ", the buffer has " +
-             strides_of(view));
+             describe_strides(view));
+    }
+    for (int64_t i = 0; any_strides && view.strides != nullptr && i < view.rank; ++i) {
+      if (view.strides[i] < 0 && view.shape[i] > 1) {
+        refuse(label + ": the buffer has stride " + describe_strides(view) + ", the rule is 0 or more");
+      }
     }
     if (output && view.immutable) {
       refuse(label +
@@ -178,18 +200,18 @@ void GraphOperands::refuse_missing(uint64_t seen) const {
   refuse("buffers: none for " + missing);
 }
 
-void GraphOperands::check_overlaps(void* const* pointers) const {
-  for (size_t i = 0; i < operands_.size(); ++i) {
-    if (!operands_[i].output) continue;
-    for (size_t j = 0; j < operands_.size(); ++j) {
-      if (operands_[i].over == static_cast<int64_t>(j)) {
+void GraphOperands::check_overlaps(const std::vector<GraphOperand>& operands, void* const* pointers) {
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (!operands[i].output) continue;
+    for (size_t j = 0; j < operands.size(); ++j) {
+      if (operands[i].over == static_cast<int64_t>(j)) {
         if (pointers[i] == pointers[j]) continue;
-        refuse(operands_[i].label + ": it is " + operands_[j].label +
+        refuse(operands[i].label + ": it is " + operands[j].label +
                ", written over; the rule is one buffer for both");
       }
-      const bool once = !operands_[j].output || j < i;
-      if (i != j && once && overlap(operands_[i], pointers[i], operands_[j], pointers[j])) {
-        refuse(operands_[i].label + ": an output, and its buffer overlaps that of " + operands_[j].label);
+      const bool once = !operands[j].output || j < i;
+      if (i != j && once && overlap(operands[i], pointers[i], operands[j], pointers[j])) {
+        refuse(operands[i].label + ": an output, and its buffer overlaps that of " + operands[j].label);
       }
     }
   }

@@ -23,8 +23,11 @@ struct GraphOperand {
   int64_t extent = 0;  // bytes from the first to behind the last element
   int64_t over = -1;   // of an output: the slot of the input whose buffer it is, written over
 
-  // Throws Error naming what the graph has and what came.
-  void check(const BufferView& view, const Place& place) const;
+  // Throws Error naming what the graph has and what came. Strides are the caller's to choose if
+  // `any_strides`.
+  void check(const BufferView& view, const Place& place, bool any_strides) const;
+  // The operand with the buffer's own strides, in place of those that the graph tells.
+  GraphOperand as_given(const BufferView& view) const;
 };
 
 // The buffers of one call by slot: inputs, then outputs, in the graph's order.
@@ -34,6 +37,11 @@ struct OperandPointers {
 
 class GraphOperands {
  public:
+  // Buffers have the strides of the graph's tensors, or, where what runs reads each buffer's own, any.
+  explicit GraphOperands(bool any_strides) : any_strides_(any_strides) {}
+
+  bool any_strides() const { return any_strides_; }
+
   // Tensors are told by identity, and no reference is kept: the graph, which owns the tensors, owns this too.
   void add(const void* tensor, GraphOperand operand);
 
@@ -47,6 +55,8 @@ class GraphOperands {
   void read(nanobind::handle buffers, const Place& place, BufferReader& reader, Use&& use) const {
     const nanobind::object kept = as_dict(buffers);
     std::array<void*, kMaxOperands> pointers;
+    std::vector<GraphOperand> given;
+    if (any_strides_) given = operands_;
     BufferView view;
     uint64_t seen = 0;
     Py_ssize_t position = 0;
@@ -60,12 +70,13 @@ class GraphOperands {
       if ((seen >> slot & 1) != 0) refuse_twice(slot);
       seen |= uint64_t{1} << slot;
       reader.read(value, operands_[slot].label, view);
-      operands_[slot].check(view, place);
+      operands_[slot].check(view, place, any_strides_);
+      if (any_strides_) given[slot] = operands_[slot].as_given(view);
       pointers[slot] = view.data;
       use(slot, view);
     }
     if (seen != expected_) refuse_missing(seen);
-    check_overlaps(pointers.data());
+    check_overlaps(any_strides_ ? given : operands_, pointers.data());
   }
 
   // Of a buffer that no operand may lie on.
@@ -77,11 +88,12 @@ class GraphOperands {
   [[noreturn]] void refuse_key(PyObject* key) const;
   [[noreturn]] void refuse_twice(size_t slot) const;
   [[noreturn]] void refuse_missing(uint64_t seen) const;
-  void check_overlaps(void* const* pointers) const;
+  static void check_overlaps(const std::vector<GraphOperand>& operands, void* const* pointers);
 
   std::vector<GraphOperand> operands_;
   std::vector<const void*> tensors_;  // by slot
   uint64_t expected_ = 0;             // a bit per slot
+  bool any_strides_ = false;
   static_assert(kMaxOperands <= 64, "one bit per operand");
 };
 

@@ -45,10 +45,13 @@ class VariantPack {
     BufferReader reader(place, held_);
     operands_.resize(graph.all().size());
     graph.read(buffers, place, reader, [&](size_t slot, const BufferView& view) {
-      const GraphOperand& operand = graph.all()[slot];
-      operands_[slot] = {
-          operand.uid,   number(view.data), operand.shape, operand.strides, dtype_name_of(operand.xla_dtype),
-          operand.output};
+      GraphOperand operand = graph.all()[slot].as_given(view);
+      operands_[slot] = {operand.uid,
+                         number(view.data),
+                         std::move(operand.shape),
+                         std::move(operand.strides),
+                         dtype_name_of(operand.xla_dtype),
+                         operand.output};
     });
     std::sort(operands_.begin(), operands_.end(),
               [](const Operand& a, const Operand& b) { return a.uid < b.uid; });
@@ -73,8 +76,8 @@ Place place_of(std::optional<int> device, nb::handle stream) {
   return {Platform::kCuda, ordinal_of(*device), stream_of(stream)};
 }
 
-GraphOperands* make_operands(const nb::list& rows) {
-  auto made = std::make_unique<GraphOperands>();
+GraphOperands* make_operands(const nb::list& rows, bool any_strides) {
+  auto made = std::make_unique<GraphOperands>(any_strides);
   for (nb::handle row : rows) {
     GraphOperand operand;
     operand.label = nb::cast<std::string>(row[1]);
@@ -100,8 +103,10 @@ void bind_packs(nb::module_& m) {
           nb::sig("def stride(self) -> tuple[int, ...]"), "In elements.")
       .def_ro("dtype", &VariantPack::Operand::dtype, "numpy's name of it.")
       .def_ro("output", &VariantPack::Operand::output);
-  nb::class_<VariantPack>(m, "VariantPack",
-                          "The buffers of one call, read and checked, by rising uid. Keeps them alive.")
+  nb::class_<VariantPack>(
+      m, "VariantPack",
+      "The buffers of one call, read and checked, by rising uid, each with its own strides. Keeps "
+      "them alive.")
       .def_prop_ro(
           "uids",
           [](const VariantPack& self) {
@@ -118,8 +123,9 @@ void bind_packs(nb::module_& m) {
   nb::class_<GraphOperands>(
       m, "GraphOperands",
       "The inputs and outputs of a graph, from rows (tensor, label, uid, dtype, dim, stride, "
-      "is_output). Knows tensors by identity and keeps none alive.")
-      .def(nb::new_(&make_operands), "rows"_a)
+      "is_output). Knows tensors by identity and keeps none alive. Buffers have the rows' dims, and their "
+      "strides unless any_strides.")
+      .def(nb::new_(&make_operands), "rows"_a, "any_strides"_a = false)
       .def("write_over", &GraphOperands::write_over, "output"_a, "input"_a,
            "Says, by rows, that an output is an input's buffer, written over: both then take one buffer.")
       .def(
@@ -145,6 +151,10 @@ class Executable {
       nb::gil_scoped_release release;
       program_ =
           Program::share(reinterpret_cast<const uint8_t*>(artifact.c_str()), artifact.size(), platform);
+    }
+    if (operands_->any_strides()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "operands: any_strides, and a program has the strides that it was built for");
     }
     if (program_->operands().size() != operands_->all().size()) {
       throw Error(ErrorKind::kInvalidArgument,

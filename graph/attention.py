@@ -31,7 +31,7 @@ def _int(name: str, doc: str, **more: Any) -> Attribute:
     return Attribute(name, kinds.integer, doc, **more)
 
 
-_ONE_SCALE = "(1, 1, 1, 1) float32; in blocks of 32 with MXFP8"
+_ONE_SCALE = "(1, 1, 1, 1) float32; with MXFP8 one for each block of 32, in cuDNN's tiles of 128 x 4 (F8_128x4)"
 _TURNED = ("q_T", "k_T", "dO_T")
 _WIDE = ("o_f16", "dO_f16")
 _DESCALES = {f"descale_{name}": name for name in ("q", "k", "v", "o", "dO", *_TURNED)}

@@ -66,6 +66,6 @@ def test_what_cudnn_declines_runs_on_the_reference(name: str, rng: np.random.Gen
     arrays = [jnp.asarray(each) for each in operations.arrays_of(graph, rng)]
     with pytest.raises(cudnn_jax.GraphNotSupportedError, match="cannot serve"):
         cudnn_jax.call(graph, *arrays, implementation="cudnn")
-    if all(tensor.data_type.itemsize_bits >= 16 for tensor in graph.outputs):
+    if name in operations.GRAPHS and all(tensor.data_type.itemsize_bits >= 16 for tensor in graph.outputs):
         made = jax.jit(graph.as_jax())(*arrays)
         assert all(np.isfinite(np.asarray(each, np.float32)).all() for each in made)

@@ -1,4 +1,4 @@
-"""A small graph of each operation of the structured table, in types and layouts that cuDNN favours."""
+"""A small graph of each operation that cuDNN has, in types and layouts that it favours."""
 
 from __future__ import annotations
 
@@ -125,6 +125,71 @@ def _dequantize(graph: pygraph) -> Any:
     return graph.matmul(*parts)
 
 
+def _convolution_and_sums(graph: pygraph) -> Any:
+    y = graph.conv_fprop(_image(graph), _image(graph, FILTER), **WINDOW).set_data_type("bfloat16")
+    return y, *graph.genstats(y)
+
+
+def _heads(graph: pygraph, dtype: str = "float8_e4m3fn", rows: int = 128, of: int = 128) -> Tensor:
+    """(B, T, N, D) in memory, seen as (B, N, T, D)."""
+    return graph.tensor((2, 4, rows, of), (rows * 4 * of, of, 4 * of, 1), data_type=dtype)
+
+
+def _scales(graph: pygraph, count: int) -> list[Tensor]:
+    return [graph.tensor((1, 1, 1, 1), **FLOAT) for _ in range(count)]
+
+
+def _blocks(graph: pygraph, *dims: tuple[int, int]) -> list[Tensor]:
+    """A scale for each block of 32."""
+    return [graph.tensor((2, 4, *dim), data_type="float8_e8m0fnu") for dim in dims]
+
+
+def _row_stats(graph: pygraph) -> Tensor:
+    return graph.tensor((2, 4, 128, 1), **FLOAT)
+
+
+def _attention_fp8(graph: pygraph) -> Any:
+    out, *rest = graph.sdpa_fp8(
+        *(_heads(graph) for _ in range(3)), *_scales(graph, 6), attn_scale=0.125, generate_stats=True
+    )
+    return out.set_data_type("float8_e4m3fn"), *rest
+
+
+def _attention_fp8_backward(graph: pygraph) -> Any:
+    made = graph.sdpa_fp8_backward(
+        *(_heads(graph) for _ in range(5)), _row_stats(graph), *_scales(graph, 12), attn_scale=0.125
+    )
+    return *(gradient.set_data_type("float8_e4m3fn") for gradient in made[:3]), *made[3:]
+
+
+ROW_BLOCKS, COLUMN_BLOCKS = (128, 4), (4, 128)
+
+
+def _attention_mxfp8(graph: pygraph) -> Any:
+    scales = _blocks(graph, ROW_BLOCKS, ROW_BLOCKS, COLUMN_BLOCKS)
+    out, *rest = graph.sdpa_mxfp8(*(_heads(graph) for _ in range(3)), *scales, attn_scale=0.125, generate_stats=True)
+    return out.set_data_type("bfloat16"), *rest
+
+
+def _attention_mxfp8_backward(graph: pygraph) -> Any:
+    eight = [_heads(graph) for _ in range(7)]
+    q, q_t, k, k_t, v, d_out, d_out_t = eight
+    wide = [_heads(graph, "bfloat16") for _ in range(2)]
+    scales = _blocks(graph, *2 * (ROW_BLOCKS, COLUMN_BLOCKS), ROW_BLOCKS, ROW_BLOCKS, COLUMN_BLOCKS)
+    made = graph.sdpa_mxfp8_backward(
+        q, q_t, k, k_t, v, *wide, d_out, d_out_t, _row_stats(graph), *scales, attn_scale=0.125
+    )
+    return *(gradient.set_data_type("bfloat16") for gradient in made[:3]), *made[3:]
+
+
+FLOAT8: dict[str, Callable[[pygraph], Any]] = {
+    "sdpa_fp8": _attention_fp8,
+    "sdpa_fp8_backward": _attention_fp8_backward,
+    "sdpa_mxfp8": _attention_mxfp8,
+    "sdpa_mxfp8_backward": _attention_mxfp8_backward,
+}
+"""Attention of float8 tensors, which has no reference."""
+
 GRAPHS: dict[str, Callable[[pygraph], Any]] = {
     "matmul": _product,
     "rmsnorm": lambda graph: graph.rmsnorm(_image(graph, ROWS), *_channels(graph, 1, (1, 128, 1, 1)), **NORM),
@@ -139,6 +204,7 @@ GRAPHS: dict[str, Callable[[pygraph], Any]] = {
     "batchnorm_inference": lambda graph: graph.batchnorm_inference(_image(graph), *_channels(graph, 4)),
     "batchnorm_backward": _of_channels("batchnorm_backward", (1, 32, 1, 1)),
     "genstats": lambda graph: graph.genstats(_image(graph)),
+    "genstats of a convolution": _convolution_and_sums,
     "reduction": _reduction,
     "reduction of a product": lambda graph: (
         graph.reduction(_product(graph), mode="MAX").set_dim((2, 64, 1)).set_data_type("float32")
@@ -169,9 +235,9 @@ GRAPHS: dict[str, Callable[[pygraph], Any]] = {
 
 
 def graph_of(name: str) -> pygraph:
-    """The frozen graph of a name of `GRAPHS`, whose outputs are all the caller's."""
+    """The frozen graph of a name of `GRAPHS` or `FLOAT8`, whose outputs are all the caller's."""
     graph = pygraph(name, io_data_type="bfloat16")
-    made = GRAPHS[name](graph)
+    made = (GRAPHS | FLOAT8)[name](graph)
     for tensor in made if isinstance(made, tuple) else (made,):
         if tensor is not None:
             tensor.set_output(True)

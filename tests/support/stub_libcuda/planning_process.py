@@ -20,6 +20,10 @@ def lower(key: str, graph: str, properties: str | None, device: int | None = Non
     return graphs[key].uids()
 
 
+def layouts(key: str) -> dict[int, Any]:
+    return graphs[key].layouts()
+
+
 def create(key: str, mode: str) -> int:
     return graphs[key].create_execution_plans(mode)
 
@@ -79,7 +83,7 @@ def deserialise(plan: str, properties: str) -> int:
     return size.value
 
 
-CALLS = {call.__name__: call for call in (lower, create, replay, plans, notes, build, workspace, deserialise)}
+CALLS = {call.__name__: call for call in (lower, layouts, create, replay, plans, notes, build, workspace, deserialise)}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
