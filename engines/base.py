@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, Tensor, pygraph
@@ -66,9 +66,13 @@ class Inline:
 
     `fn` takes arrays with the logical dims of `graph.inputs`, in that order, and returns a tuple in the order of
     `graph.outputs`.
+
+    Attributes:
+      any_strides: `graph.execute` takes each buffer with its own strides; its dims are the tensor's.
     """
 
     fn: Callable[..., tuple[Any, ...]]
+    any_strides: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class Program:
         Lowering inlines it in front of the custom call.
       operands: the tensors whose arrays `prepare` returns.
       notes: copies that could not be avoided, for people.
+      any_strides: not so: sizes and strides are built into a program, and buffers with others are refused.
     """
 
     data: bytes
@@ -90,6 +95,7 @@ class Program:
     prepare: Callable[..., tuple[Any, ...]] | None = field(default=None, compare=False)
     operands: tuple[Tensor, ...] = field(default=(), compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    any_strides: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

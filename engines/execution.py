@@ -53,7 +53,7 @@ def prepare(graph: pygraph, target: Target, artifact: Artifact) -> Execution:
     Raises:
       GraphNotSupportedError: the artifact needs JAX around it.
     """
-    operands = operands_of(graph)
+    operands = operands_of(graph, any_strides=artifact.any_strides)
     if isinstance(artifact, Program):
         return _of_program(operands, target, artifact)
     if target.platform != "cpu":
@@ -69,10 +69,10 @@ def prepare(graph: pygraph, target: Target, artifact: Artifact) -> Execution:
     return Execution(_InlineRun(graph, operands, artifact), 0)
 
 
-def operands_of(graph: pygraph) -> _ffi.GraphOperands:
+def operands_of(graph: pygraph, *, any_strides: bool = False) -> _ffi.GraphOperands:
     """The graph's inputs and outputs as the C++ side knows them, in the order of a program's operands."""
     inputs = graph.inputs
-    operands = _ffi.GraphOperands([_row(tensor) for tensor in (*inputs, *graph.outputs)])
+    operands = _ffi.GraphOperands([_row(tensor) for tensor in (*inputs, *graph.outputs)], any_strides)
     for made, over in graph.in_place.items():
         operands.write_over(len(inputs) + made, over)
     return operands
