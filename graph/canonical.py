@@ -36,7 +36,7 @@ def is_input(tensor: Tensor) -> bool:
 
 def is_output(tensor: Tensor) -> bool:
     """Whether the caller gets the tensor's buffer."""
-    return tensor.producer is not None and not tensor.is_virtual
+    return tensor.producer is not None and not tensor.is_inside
 
 
 def canonical(graph: pygraph) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _tensor(tensor: Tensor, index: dict[int, int]) -> dict[str, Any]:
         "dim": list(tensor.dim),
         "stride": list(tensor.stride),
         "data_type": tensor.data_type.value,
-        "virtual": tensor.is_virtual,
+        "virtual": tensor.is_inside,
         "value": _value(tensor),
         "layout": _layout(tensor),
         "ragged_offset": None if tensor.ragged_offset is None else index[id(tensor.ragged_offset)],

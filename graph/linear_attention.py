@@ -254,6 +254,7 @@ def _pair(
             outputs=outputs,
             attributes=tuple(each for key, each in _ATTRIBUTES.items() if key not in left_out),
             rules=_RULES,
+            python_only=True,
         )
 
     gradients = tuple(

@@ -58,6 +58,7 @@ class Node:
     def name(self, name: str) -> None:
         if self._graph.frozen:
             raise GraphFrozenError(f"node {self.label}: name cannot change; the graph is frozen")
+        self._graph._changed()
         self._name = name
 
     @property

@@ -114,6 +114,7 @@ class Operation(NamedTuple):
       expand: keywords that stand for several ports and attributes -> the function that takes them apart.
       settle: brings different spellings of one meaning into one.
       rules: what must hold beyond the ports' shapes.
+      python_only: whether engines of Python alone run it: the cuDNN backend has no such node.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Operation(NamedTuple):
     expand: Mapping[str, Callable[[Any], Mapping[str, Any]]] = _NOTHING
     settle: Callable[[dict[str, Any]], None] | None = None
     rules: tuple[Callable[[Node, Symbols], None], ...] = ()
+    python_only: bool = False
 
     @property
     def arguments(self) -> tuple[str, ...]:

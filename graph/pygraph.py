@@ -50,6 +50,7 @@ class pygraph(Methods):
         self._nodes: list[Node] = []
         self._tensors: list[Tensor] = []
         self._uids = Uids()
+        self._read: set[int] = set()
         self._json = ""
         self.name = name
         self.io_data_type = io_data_type
@@ -71,7 +72,12 @@ class pygraph(Methods):
 
     def _open(self, what: str) -> None:
         if self.frozen:
-            raise GraphFrozenError(f"graph {self.name!r}: {what}; the graph is frozen")
+            raise GraphFrozenError(f"graph {self.__dict__.get('name', '')!r}: {what}; the graph is frozen")
+        self._changed()
+
+    def _changed(self) -> None:
+        """What was found of the graph before is forgotten: it is about to change."""
+        self.__dict__["_validated"] = False
 
     # Tensors
 
@@ -185,7 +191,14 @@ class pygraph(Methods):
         for tensor in made:
             self._register(tensor)
         self._nodes.append(node)
+        self._read |= {id(tensor) for tensor in call.inputs.values()}
         return node
+
+    def _gives(self, tensor: Tensor) -> bool:
+        """Whether the result of a node is the caller's even if it is virtual."""
+        if not self.python_only or id(tensor) in self._read:
+            return False
+        return all(made._is_virtual for node in self._nodes for made in node._outputs.values())
 
     def _restore(self, tensors: list[tuple[Tensor, int, bool]]) -> None:
         """Gives tensors the order and the uids that they had in another process; the bool is whether of the user."""
@@ -199,8 +212,7 @@ class pygraph(Methods):
                 raise GraphValidationError(f"{call.label}: {port} is {tensor!r}; the rule: a tensor of this graph")
         if not call.given:
             return
-        taken = {id(tensor) for node in self._nodes for tensor in node._inputs.values()}
-        taken |= {id(tensor) for tensor in call.inputs.values()}
+        taken = self._read | {id(tensor) for tensor in call.inputs.values()}
         for port, tensor in call.given.items():
             if tensor._producer is not None or id(tensor) in taken:
                 raise GraphValidationError(
@@ -248,6 +260,11 @@ class pygraph(Methods):
             for made, port in node.written_over.items()
         }
 
+    @property
+    def python_only(self) -> bool:
+        """Whether a node is of an operation that engines of Python alone run: the cuDNN backend has no such node."""
+        return any(node.operation.python_only for node in self._nodes)
+
     def tensor_of_uid(self, uid: int) -> Tensor:
         """The tensor that has this uid now; KeyError if none has."""
         return self._uids[uid]
@@ -294,13 +311,22 @@ class pygraph(Methods):
 
     def validate(self) -> None:
         """Raises GraphValidationError for the first rule that the graph breaks."""
-        if not self.frozen:
+        self._check()
+
+    def _check(self) -> None:
+        if not self.validated:
             validate(self)
+            self.__dict__["_validated"] = True
+
+    @property
+    def validated(self) -> bool:
+        """Whether the graph was found to keep every rule, and did not change since."""
+        return bool(self.__dict__.get("_validated"))
 
     def freeze(self) -> None:
         """Validates, then closes the graph: from here on it can be read, never changed."""
         if not self.frozen:
-            validate(self)
+            self._check()
             self.__dict__["_json"] = canonical.to_json(canonical.canonical(self))
             self.__dict__["_frozen"] = True
 
@@ -312,7 +338,7 @@ class pygraph(Methods):
 
     def canonical(self) -> dict[str, Any]:
         """What the graph computes, free of names and uids."""
-        self.validate()
+        self._check()
         return canonical.canonical(self)
 
     def canonical_json(self) -> str:

@@ -26,7 +26,7 @@ def typed(tensor: Tensor) -> str:
 
 def tensor_line(tensor: Tensor) -> str:
     words = [f"Tensor {typed(tensor)} uid={tensor.uid} stride={list(tensor.stride)}"]
-    words += ["virtual"] if tensor.is_virtual else []
+    words += ["virtual"] if tensor.is_inside else []
     words += ["by value"] if tensor.is_pass_by_value else []
     words += [f"ragged by {_tag(tensor.ragged_offset)}"] if tensor.ragged_offset is not None else []
     words += [f"made by {tensor.producer.label}"] if tensor.producer is not None else []

@@ -58,6 +58,7 @@ class Tensor:
     def _open(self, attribute: str) -> None:
         if self._graph.frozen:
             raise GraphFrozenError(f"tensor {self.label}: {attribute} cannot change; the graph is frozen")
+        self._graph._changed()
 
     @property
     def label(self) -> str:
@@ -120,7 +121,7 @@ class Tensor:
         for given in (self._data_type, self._fixed_type):
             if given is not types.data_type.NOT_SET:
                 return given
-        return self._graph.intermediate_data_type if self._is_virtual else self._graph.io_data_type
+        return self._graph.intermediate_data_type if self.is_inside else self._graph.io_data_type
 
     @data_type.setter
     def data_type(self, value: Any) -> None:
@@ -130,13 +131,22 @@ class Tensor:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether the tensor lives inside the graph only: the caller neither gives nor gets it."""
+        """Whether the tensor is said to live inside the graph only: the caller neither gives nor gets it."""
         return self._is_virtual
 
     @is_virtual.setter
     def is_virtual(self, value: bool) -> None:
         self._open("is_virtual")
         self._is_virtual = bool(value)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the tensor does live inside the graph only.
+
+        `is_virtual` is a word of the cuDNN backend's, and results are virtual until somebody asks for them. Where a
+        node runs in engines of Python alone and nobody asked, every result that no node reads is the caller's.
+        """
+        return self._is_virtual and not (self._producer is not None and self._graph._gives(self))
 
     @property
     def is_pass_by_value(self) -> bool:

@@ -50,7 +50,7 @@ def validate(graph: pygraph) -> None:
         for name, tensor in (*node.inputs.items(), *node.outputs.items()):
             _check_tensor(node, name, tensor)
         _check_ports(node)
-    if not any(not tensor.is_virtual for node in graph.nodes for tensor in node.outputs.values()):
+    if not any(is_output(tensor) for node in graph.nodes for tensor in node.outputs.values()):
         raise GraphValidationError(
             f"graph {graph.name!r} gives nothing; the rule: at least one output tensor has set_output(True)"
         )
@@ -70,7 +70,8 @@ def _check_ports(node: Node) -> None:
         if tensor._inferred_dim and tensor.dim != tensor._inferred_dim:
             refuse(node, name, f"was set to dim {tensor.dim}", f"the operation makes {tensor._inferred_dim}")
     for name, over in node.written_over.items():
-        if not is_output(node.outputs[name]) or not is_input(node.inputs[over]):
+        # Asked for by set_output(True), whatever runs it: a buffer of the caller's changes.
+        if node.outputs[name].is_virtual or not is_input(node.inputs[over]):
             rule = f"{name} is an output and {over} a tensor that the caller gives"
             refuse(node, name, f"is written over {over}", rule)
 
@@ -81,7 +82,7 @@ def _check_tensor(node: Node, name: str, tensor: Tensor) -> None:
     if len(tensor.stride) != len(tensor.dim):
         refuse(node, name, f"has dim {tensor.dim} and stride {tensor.stride}", "one stride for each dim")
     if tensor.data_type is data_type.NOT_SET:
-        default = "intermediate_data_type" if tensor.is_virtual else "io_data_type"
+        default = "intermediate_data_type" if tensor.is_inside else "io_data_type"
         refuse(node, name, f"({tensor.label}) has no data type", f"its own, or the graph's {default}")
     _check_value(node, name, tensor)
     _check_ragged(node, name, tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -153,6 +154,19 @@ def test_every_process_writes_the_same() -> None:
         check=True,
     )
     assert done.stdout.strip() == convolution().to_json()
+
+
+TEXTS = {
+    convolution: "393b60cd2838536d",
+    attention_backward: "94b38d103338e2e5",
+    masked_attention: "c6b7987276ca8c80",
+}
+"""The beginning of the text's sha256. Another text is another `serial.VERSION`."""
+
+
+@pytest.mark.parametrize("make", TEXTS)
+def test_every_python_writes_the_same(make) -> None:
+    assert hashlib.sha256(make().to_json().encode()).hexdigest().startswith(TEXTS[make])
 
 
 def test_a_subclass_comes_back_as_itself() -> None:
