@@ -81,6 +81,20 @@ def out_of_reach(target: Target) -> str | None:
     return None if target.platform == "cuda" else f"platform {target.platform}, serves cuda"
 
 
+def lower(graph: pygraph, target: Target) -> _ffi.BackendGraph:
+    """`graph` lowered to cuDNN for one target, with every buffer of the caller's found to reach it.
+
+    Raises:
+      GraphNotSupportedError: cuDNN refuses the graph; the decisive line of its reason.
+      _ffi.LibraryNotFound: there is no cuDNN here.
+    """
+    libraries.locate()
+    try:
+        return _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)
+    except _ffi.BackendNotSupported as error:
+        raise GraphNotSupportedError(str(error)) from None
+
+
 def propose(
     graph: pygraph, target: Target, modes: Sequence[str], prefill: Mapping[int, int]
 ) -> tuple[BackendSession | None, list[PlanConfig], list[Decline]]:
@@ -89,10 +103,9 @@ def propose(
     `prefill` holds the words to write over outputs first, by position. Where at least one mode has plans, the refusal
     of another is not a decline. Mode "OPENSOURCE" is A without cuDNN's plans, and has none here.
     """
-    libraries.locate()
     try:
-        lowered = _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)
-    except (_ffi.BackendNotSupported, _ffi.LibraryNotFound) as error:
+        lowered = lower(graph, target)
+    except (GraphNotSupportedError, _ffi.LibraryNotFound) as error:
         return None, [], [Decline(NAME, str(error))]
     if not opted_in(BACKEND_UNPROVEN) and (new := sorted({node.type for node in graph.nodes} - _COMPARED)):
         reason = f"node type {new[0]}: its plans were not compared on a GPU yet; {BACKEND_UNPROVEN}=1 offers them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
-from cudnn_jax.engines import cache, execution, manifest, records
+from cudnn_jax.engines import backend, cache, execution, manifest, records
 from cudnn_jax.engines.base import DECLINES, Artifact, Decline, PlanConfig, Program
 from cudnn_jax.engines.notes import behavior_note, numerical_note, parse
 from cudnn_jax.engines.planner import Planner, Request, derived_graph, knob_pairs, one_line, subject
@@ -28,6 +29,30 @@ class pygraph(graph_room.pygraph):
     Planning is one-shot and freezes the graph. `plans` is then the ranked list, `declines` says in one line each why
     an engine or a plan is not in it, and `build_plans` builds the first that builds.
     """
+
+    def validate(self, target: Target | None = None) -> None:
+        """Checks the graph, and freezes it unless a node runs in engines of Python alone (`python_only`).
+
+        A graph that the cuDNN backend can lower is lowered, where there is a GPU to lower it for, so that what cuDNN
+        refuses is told here and not while plans are made. A graph with a node that cuDNN has not stays open: a change
+        then undoes what was found (`validated`), and planning checks it again.
+
+        Args:
+          target: what to lower for; the first GPU of this machine if absent, and nothing where there is none.
+
+        Raises:
+          GraphValidationError: the graph breaks a rule.
+          GraphNotSupportedError: cuDNN refuses the graph, in its own words. The graph stays open, and engines of Python
+            may serve it all the same: `create_execution_plans` asks them.
+        """
+        self._check()
+        if self.python_only:
+            return
+        if target is None:
+            target = execution.target_of(None)
+        with contextlib.suppress(_ffi.LibraryNotFound):
+            _lower(self, target)
+        self.freeze()
 
     def create_execution_plans(
         self,
@@ -181,8 +206,9 @@ class pygraph(graph_room.pygraph):
         Args:
           buffers: every input and output of the graph, by tensor or by uid: a DLPack producer (torch, jax, cupy,
             numpy), an object with `__cuda_array_interface__`, on the CPU one with `__array_interface__`, a
-            `DeviceView`, or an address as an int, of which nothing can be checked. Dims, strides and data type are
-            the tensor's; an axis of length 1 has any stride. Outputs are written in place, and overlap no other
+            `DeviceView`, or an address as an int, of which nothing can be checked. Dims and data type are the
+            tensor's, and so are strides unless the plan's artifact says `any_strides`, as the reference engine's
+            does; an axis of length 1 has any stride. Outputs are written in place, and overlap no other
             buffer; a jax.Array cannot be one. Addresses are multiples of 16 bytes.
           workspace: such a buffer of at least `get_workspace_size()` bytes without gaps, at a multiple of 256 bytes on
             CUDA; None where that is 0.
@@ -343,6 +369,18 @@ def clear_memo() -> None:
         _memo.clear()
 
 
+def _lower(graph: pygraph, target: Target) -> None:
+    """Lowers what planning would ask cuDNN for, on a target that cuDNN serves."""
+    if backend.out_of_reach(target):
+        return
+    family = manifest.family_for(graph)
+    try:
+        derived = derived_graph(family, graph, manifest.facts_of(graph, family))
+    except DECLINES as error:
+        raise GraphNotSupportedError(one_line(error)) from None
+    backend.lower(derived.graph if derived else graph, target)
+
+
 def _planner_of(graph: pygraph, create: Request | None = None) -> Planner:
     planner: Planner | None = graph.__dict__.get("_planner")
     if create is None:
@@ -351,7 +389,6 @@ def _planner_of(graph: pygraph, create: Request | None = None) -> Planner:
         return planner
     if planner is not None:
         raise RuntimeError("a graph is planned once: build a new graph to plan differently, or use select_plan")
-    graph.validate()
     graph.freeze()
     graph.__dict__["_planner"] = planner = Planner(graph, create)
     return planner
