@@ -47,9 +47,13 @@ class Request:
 
 
 class Planner:
-    """The one plan list of a graph. `transient` tells whether a decline of the moment had a say in what came out."""
+    """The one plan list of a graph. `transient` tells whether a decline of the moment had a say in what came out.
 
-    def __init__(self, graph: pygraph, request: Request) -> None:
+    Args:
+      built: the one plan of the list and its artifact, where another process planned and built it (`is_given`).
+    """
+
+    def __init__(self, graph: pygraph, request: Request, built: tuple[PlanConfig, Artifact] | None = None) -> None:
         self.graph = graph
         self.request = request
         self.target = request.target
@@ -64,7 +68,12 @@ class Planner:
         self._built: dict[int, tuple[PlanConfig, Artifact]] = {}
         self._failed: dict[int, Exception] = {}
         self.transient = False
-        self.plans = self._replayed(request.exactly) if request.exactly else self._ranked()
+        self.is_given = built is not None
+        if built is not None:
+            self.plans = [built[0]]
+            self._built[0] = built
+        else:
+            self.plans = self._replayed(request.exactly) if request.exactly else self._ranked()
 
     # The list
 
@@ -185,7 +194,8 @@ class Planner:
     def pin(self, index: int) -> None:
         """Settles on one plan. A program that was built before may not say so, and is built again."""
         self.pinned = index
-        self._built.pop(index, None)
+        if not self.is_given:
+            self._built.pop(index, None)
 
     def bar(self, judge: Judge) -> None:
         """Plans that the judge has a reason against are not used, though they keep their place in the list."""

@@ -7,11 +7,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from cudnn_jax import _ffi
 from cudnn_jax import graph as graph_room
-from cudnn_jax.engines import backend, cache, execution, manifest, records
+from cudnn_jax.engines import backend, cache, execution, manifest, records, saved
 from cudnn_jax.engines.base import DECLINES, Artifact, Decline, PlanConfig, Program
 from cudnn_jax.engines.notes import behavior_note, numerical_note, parse
 from cudnn_jax.engines.planner import Planner, Request, derived_graph, knob_pairs, one_line, subject
@@ -181,6 +181,47 @@ class pygraph(graph_room.pygraph):
         planner, index = self._checked(index, "get_workspace_size_plan_at_index")
         return planner.build(index)[0].workspace or 0
 
+    def serialize(self) -> bytes:
+        """The graph and the plan that runs, as bytes for another process on the same kind of device.
+
+        The plan is the pinned one, or the first of the list that builds; the program built of it is inside. The bytes
+        are the same in every process and on every Python.
+
+        Raises:
+          GraphNotSupportedError: nothing builds; the message holds every engine's reason.
+          RuntimeError: the graph was not planned yet.
+        """
+        planner = _planner_of(self)
+        config, artifact = planner.build(planner.first())
+        return saved.to_bytes(self, planner.target, _stored(config, artifact, (config,), ()))
+
+    @classmethod
+    def deserialize(cls, data: bytes, target: Target | None = None) -> Self:
+        """The planned graph that `serialize` wrote, frozen, its program as it was built: nothing is ranked or compiled.
+
+        A program is code: load only bytes from where you trust.
+
+        Args:
+          data: what `serialize` gave.
+          target: what will run it; if absent the first GPU of this machine, or, where there is none, any device of the
+            kind that the bytes name.
+
+        Raises:
+          ValueError: the bytes are damaged, of another version, or no plan.
+          GraphNotSupportedError: they are for another release of this package, another version of cuDNN or CuTe-DSL, or
+            another device; one line says what they need and what is here.
+        """
+        if target is None:
+            here = execution.target_of(None)
+            target = here if here.platform == saved.header(data)["target"]["platform"] else None
+        graph, target, stored = saved.from_bytes(cls, data, target)
+        artifact = _artifact_of(graph, target, manifest.family_for(graph), stored)
+        if artifact is None:
+            raise GraphNotSupportedError(f"plan: {stored.plan.name} is built otherwise in this release; build it anew")
+        request = Request(target, DEFAULT_MODES, exactly=stored.plan)
+        graph.__dict__["_planner"] = Planner(graph, request, built=(stored.plan, artifact))
+        return graph
+
     def _reopened(self) -> Planner:
         """The planner, with the choice of a plan open again."""
         planner = _planner_of(self)
@@ -263,11 +304,13 @@ _memo_lock = threading.Lock()
 def plan(graph: pygraph, target: Target, implementation: str | None = None) -> Planned:
     """Plans and builds `graph` for `target`, once for each (graph hash, target, implementation) in this process.
 
-    The plan of an autotune record goes ahead of the ranking, where the user names no `implementation`. Freezes the
-    graph, and leaves its own one planning to the caller.
+    The plan that came with a graph from `deserialize`, and else the plan of an autotune record, goes ahead of the
+    ranking, where the user names no `implementation`. Freezes the graph, and leaves its own one planning to the caller.
     """
     graph.freeze()
     family = manifest.family_for(graph)
+    if implementation is None and (given := _given(graph, target)):
+        return given
     opted = tuple(manifest.opt_ins(family))
     record = records.find(graph, target) if implementation is None else None
     key = (graph.hash(), target, implementation, family, opted, record)
@@ -283,6 +326,16 @@ def plan(graph: pygraph, target: Target, implementation: str | None = None) -> P
         while len(_memo) > _MEMO_SIZE:
             _memo.popitem(last=False)
     return planned
+
+
+def _given(graph: pygraph, target: Target) -> Planned | None:
+    """The plan that came with the graph, where it is for this device."""
+    planner: Planner | None = graph.__dict__.get("_planner")
+    if planner is None or not planner.is_given or not saved.same_device(planner.target, target):
+        return None
+    config, artifact = planner.build(0)
+    name = planner.family.name if planner.family else None
+    return Planned(config, artifact, (config,), (), name, planner.facts, planner.subject, "came with the graph")
 
 
 def _recorded(
@@ -326,11 +379,17 @@ def _planned(graph: pygraph, target: Target, implementation: str | None, chosen:
 
 def stored_of(planned: Planned) -> Stored:
     """What is kept on disk of an outcome."""
-    program = planned.artifact if isinstance(planned.artifact, Program) else None
+    return _stored(planned.plan, planned.artifact, planned.plans, planned.declines)
+
+
+def _stored(
+    plan: PlanConfig, artifact: Artifact, plans: tuple[PlanConfig, ...], declines: tuple[Decline, ...]
+) -> Stored:
+    program = artifact if isinstance(artifact, Program) else None
     return Stored(
-        plan=planned.plan,
-        plans=planned.plans,
-        declines=planned.declines,
+        plan=plan,
+        plans=plans,
+        declines=declines,
         program=program.data if program else None,
         derived=program is not None and program.prepare is not None,
     )
@@ -340,27 +399,33 @@ def _restored(
     graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored, origin: str
 ) -> Planned | None:
     """What an earlier process found, None where this release makes something else of it."""
+    artifact = _artifact_of(graph, target, family, stored)
+    if artifact is None:
+        return None
     facts = manifest.facts_of(graph, family)
-    artifact: Artifact
-    if stored.program is not None:
-        try:
-            artifact = program_of(stored.program)
-        except ValueError:  # of another layout
-            return None
-        if stored.derived:
-            derived = derived_graph(family, graph, facts)
-            if derived is None:
-                return None
-            artifact = derived.attach(artifact)
-    else:
+    name = family.name if family else None
+    return Planned(stored.plan, artifact, stored.plans, stored.declines, name, facts, subject(graph, facts), origin)
+
+
+def _artifact_of(
+    graph: pygraph, target: Target, family: manifest.EngineFamily | None, stored: Stored
+) -> Artifact | None:
+    """The artifact of a stored plan; one that is inlined is built again. None if it is something else here."""
+    if stored.program is None:
         try:
             owner, slot = manifest.engine_for_id(stored.plan.engine_id)
             own = manifest.facts_of(graph, owner)
-            artifact = manifest.instantiate(owner, slot).build_plan(graph, own, stored.plan, target)
+            return manifest.instantiate(owner, slot).build_plan(graph, own, stored.plan, target)
         except (ValueError, *DECLINES):
             return None
-    name = family.name if family else None
-    return Planned(stored.plan, artifact, stored.plans, stored.declines, name, facts, subject(graph, facts), origin)
+    try:
+        program = program_of(stored.program)
+    except ValueError:  # of another layout
+        return None
+    if not stored.derived:
+        return program
+    derived = derived_graph(family, graph, manifest.facts_of(graph, family))
+    return derived.attach(program) if derived else None
 
 
 def clear_memo() -> None:
