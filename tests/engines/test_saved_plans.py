@@ -25,7 +25,7 @@ from cudnn_jax.graph import GraphFrozenError, GraphNotSupportedError
 from support import standin, stub_libcuda
 from support.stub_libcuda import stub_folder as stub_folder
 
-SHAPE = (2, 4, 16, 32)
+SHAPE = (2, 4, 8, 48)
 MIX = manifest.EngineSlot(1, "mix", ("support.standin", "Mix"))
 
 
@@ -63,7 +63,7 @@ CHILD = """
 import sys, numpy, cudnn_jax
 graph = cudnn_jax.pygraph.deserialize(open(sys.argv[1], "rb").read())
 arrays = dict(numpy.load(sys.argv[2]))
-out = numpy.full((2, 4, 16, 32), numpy.nan, numpy.float32)
+out = numpy.full((2, 4, 8, 48), numpy.nan, numpy.float32)
 graph.execute({int(uid): array for uid, array in arrays.items()} | {40: out})
 numpy.save(sys.argv[3], out)
 open(sys.argv[1], "wb").write(graph.serialize())
