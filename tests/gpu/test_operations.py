@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -19,7 +19,7 @@ import cudnn_jax
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.target import CPU
 from gpu.poison import poisoned_outputs
-from support import operations
+from support import float8, operations
 
 DECLINES = json.loads((Path(__file__).parent / "operation_declines.json").read_text())
 ERROR = {"bfloat16": 2**-7, "float32": 2e-3}
@@ -57,6 +57,36 @@ def test_an_operation_on_cudnn(name: str, rng: np.random.Generator) -> None:
         error = np.linalg.norm(np.asarray(result, np.float64) - wanted) / np.linalg.norm(wanted)
         errors.append(f"{error:.1e}")
         assert error <= ERROR[result.dtype.name], f"{result.dtype}{result.shape}: {error}"
+    TOLD[name] = f"ran, errors {', '.join(errors)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "draw", "compute"),
+    [
+        ("sdpa_fp8", float8.drawn, float8.forward),
+        ("sdpa_fp8_backward", float8.drawn_backward, float8.backward),
+    ],
+)
+def test_attention_of_float8_on_cudnn(
+    name: str, draw: Callable[..., float8.Arrays], compute: Callable[..., float8.Arrays], rng: np.random.Generator
+) -> None:
+    """Against float64, as it has no reference."""
+    graph = operations.graph_of(name)
+    (node,) = graph.nodes
+    given = draw(rng)
+    ports = {id(tensor): port for port, tensor in node.inputs.items()}
+    arrays = [
+        jnp.asarray(np.broadcast_to(given[ports[id(tensor)]], tensor.dim).astype(jnp.dtype(tensor.data_type.value)))
+        for tensor in graph.inputs
+    ]
+    made = jax.jit(lambda *given: cudnn_jax.call(graph, *given, implementation="cudnn"))(*arrays)
+    results = {id(tensor): array for tensor, array in zip(graph.outputs, made, strict=True)}
+    errors = []
+    for port, wanted in compute(given).items():
+        result = np.asarray(results[id(node.outputs[port])], np.float64)
+        error = np.linalg.norm(result - wanted) / np.linalg.norm(wanted)
+        errors.append(f"{port} {error:.1e}")
+        assert error <= float8.TOLERANCE, f"{port}: {error}"
     TOLD[name] = f"ran, errors {', '.join(errors)}"
 
 

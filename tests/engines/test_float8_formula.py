@@ -1,0 +1,42 @@
+"""The float64 formula that plans of float8 attention are held against on a GPU: its gradients, and its tolerance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from support import float8
+
+
+def test_the_formula_is_attention_and_its_gradients(rng: np.random.Generator) -> None:
+    given = float8.drawn_backward(rng)
+    with jax.enable_x64(True):
+        q, k, v = (jnp.asarray(given[name] * given[f"descale_{name}"]) for name in "qkv")
+
+        def attend(q: Any, k: Any, v: Any) -> Any:
+            return jax.nn.softmax(float8.ATTN_SCALE * q @ k.swapaxes(-1, -2)) @ v
+
+        out, pull = jax.vjp(attend, q, k, v)
+        gradients = pull(jnp.asarray(given["dO"] * given["descale_dO"]))
+    forward = float8.forward(given)
+    np.testing.assert_allclose(forward["O"], np.asarray(out) * given["scale_o"], rtol=1e-9, atol=1e-9)
+    # The exact output in the place of the quantised one, whose rounding the gradients hold otherwise.
+    backward = float8.backward(given | {"o": forward["O"]})
+    for name, wanted in zip(("dQ", "dK", "dV"), gradients, strict=True):
+        np.testing.assert_allclose(backward[name], np.asarray(wanted) * given[f"scale_{name}"], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("draw", "compute"), [(float8.drawn, float8.forward), (float8.drawn_backward, float8.backward)]
+)
+def test_rounding_inside_stays_within_the_tolerance(rng: np.random.Generator, draw: Any, compute: Any) -> None:
+    given = draw(rng)
+    exact, rounded = compute(given), compute(given, float8._rounded)
+    for name, wanted in exact.items():
+        got = float8._rounded(rounded[name]) if name in float8.QUANTISED else rounded[name]
+        assert np.isfinite(got).all() and np.abs(got).max() > 0
+        assert np.linalg.norm(got - wanted) <= float8.TOLERANCE * np.linalg.norm(wanted), name
