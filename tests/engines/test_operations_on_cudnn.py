@@ -21,7 +21,7 @@ DECLINES = json.loads((Path(__file__).parents[1] / "gpu" / "operation_declines.j
 NAMED = r"(cuDNN|CUDNN) (v|version >= )?9\.\d+|Blackwell"
 """The version or the architecture that a refusal asks for."""
 ALONE = {"concatenate"}
-"""cuDNN has the node, and no engine for it by itself on sm_90 or sm_100, in versions 9.19 to 9.28."""
+"""cuDNN has the node, and no engine for it by itself: not in 9.19 and 9.27 on sm_90 and sm_100, nor in 9.28 on sm_90."""
 
 CHILD = """
 import json, sys
