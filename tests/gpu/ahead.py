@@ -33,6 +33,7 @@ from gpu import (
     pointwise_programs,
 )
 from gpu.poison import poisoned_outputs
+from gpu.sanitized import without_tma
 
 
 def fill(folder: Path, target: Target, programs: Iterator[tuple[pygraph, str | None]]) -> int:
@@ -64,7 +65,10 @@ TESTS: dict[str, Programs] = {
     "kda": kda_programs.programs,
     "devices": devices_programs.programs,
 }
-SANITIZER: dict[str, Programs] = {"linear": lambda _: linear_once.programs()}
+SANITIZER: dict[str, Programs] = {
+    "linear": lambda _: linear_once.programs(),
+    "devices": devices_programs.first_call,
+}
 
 
 def chosen(table: dict[str, Programs], names: Sequence[str], target: Target) -> Iterator[tuple[pygraph, Any]]:
@@ -83,7 +87,7 @@ def main(argv: list[str]) -> int:
         planning.clear_memo()  # those were not poisoned
         print(fill(folder / "tests", target, chosen(TESTS, names, target)), "programs of tests")
     with pytest.MonkeyPatch().context() as monkeypatch:
-        linear_once.without_tma(monkeypatch)
+        without_tma(monkeypatch)
         planning.clear_memo()
         print(fill(folder / "sanitizer", target, chosen(SANITIZER, names, target)), "programs for a sanitizer")
     return 0

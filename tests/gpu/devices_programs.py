@@ -17,8 +17,17 @@ DTYPE = "bfloat16"
 
 def programs(target: Target) -> Iterator[tuple[pygraph, None]]:
     """Every graph, with the plan that a call without a name runs."""
-    for sizes in (SIZES, *(share(SIZES, split, COUNT) for split in SPLITS), first_calls.SIZES["gpu"]):
-        with ahead_of_time(target):
-            found = sites(both("gdn"), *described("gdn", sizes, DTYPE))
-        for site in found:
-            yield site.graph(), None
+    for sizes in (SIZES, *(share(SIZES, split, COUNT) for split in SPLITS)):
+        yield from _of(sizes, target)
+    yield from first_call(target)
+
+
+def first_call(target: Target) -> Iterator[tuple[pygraph, None]]:
+    return _of(first_calls.SIZES["gpu"], target)
+
+
+def _of(sizes: tuple[int, ...], target: Target) -> Iterator[tuple[pygraph, None]]:
+    with ahead_of_time(target):
+        found = sites(both("gdn"), *described("gdn", sizes, DTYPE))
+    for site in found:
+        yield site.graph(), None

@@ -12,10 +12,11 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ import pytest
 from cudnn_jax import _ffi
 from gpu.poison import poisoned_outputs
 from gpu.running import child
+from gpu.sanitized import as_asked
 from support.attention.harness import QUICK
 from support.over_devices import COUNT, OPERATIONS, both, close, drawn, expected, same_bits
 
@@ -95,7 +97,13 @@ def run(mode: str, file: Path) -> None:
     print(_ffi.counters()["handles"], "handles of cuDNN in", mode)
 
 
-def processes(count: int, at_once: int, timeout: float, prefix: tuple[str, ...] = ()) -> list[str]:
+def processes(
+    count: int,
+    at_once: int,
+    timeout: float,
+    prefix: tuple[str, ...] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """Runs as many fresh processes, whose modes take turns; returns what they said. One that hangs is a failure."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "expected.npz"
@@ -103,8 +111,8 @@ def processes(count: int, at_once: int, timeout: float, prefix: tuple[str, ...] 
         np.savez(file, **{f"{name}{at}": x for name, results in wanted.items() for at, x in enumerate(results)})
 
         def one(mode: str) -> str:
-            environment = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
-            return child("gpu.first_calls", mode, str(file), prefix=prefix, timeout=timeout, environment=environment)
+            settings = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), **environment}
+            return child("gpu.first_calls", mode, str(file), prefix=prefix, timeout=timeout, environment=settings)
 
         modes: Iterator[str] = itertools.islice(itertools.cycle(MODES), count)
         with ThreadPoolExecutor(at_once) as pool:
@@ -112,5 +120,6 @@ def processes(count: int, at_once: int, timeout: float, prefix: tuple[str, ...] 
 
 
 if __name__ == "__main__":
+    as_asked()
     with poisoned_outputs(pytest.MonkeyPatch()):
         run(sys.argv[1], Path(sys.argv[2]))

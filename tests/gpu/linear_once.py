@@ -1,8 +1,4 @@
-"""`python -m gpu.linear_once`: one small case of each kernel of linear attention, once, for a sanitizer.
-
-Without TMA: what it moves a sanitizer does not see, and descriptors lie in memory of the driver's that it takes for an
-error.
-"""
+"""`python -m gpu.linear_once`: one small case of each kernel of linear attention, once, for a sanitizer."""
 
 from __future__ import annotations
 
@@ -10,12 +6,11 @@ import sys
 from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
-from cudnn_jax.engines import cutile
 from cudnn_jax.engines.planning import pygraph
 from gpu.linear_programs import all_of, graph_of, implementations
 from gpu.running import run
+from gpu.sanitized import as_asked
 from support.gdn_cases import BackwardCase, Case
 from support.linear_attention import Options, Sizes
 
@@ -36,28 +31,14 @@ CASES: tuple[tuple[str, Case], ...] = (
 )
 
 
-def without_tma(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that are compiled from now on load and store with plain instructions."""
-    from cuda.tile import _ir2bytecode
-
-    usual = _ir2bytecode.BytecodeContext.load_store_hints
-    plain = lambda self, latency, allow_tma: usual(self, latency, False)  # noqa: E731
-    monkeypatch.setattr(_ir2bytecode.BytecodeContext, "load_store_hints", plain)
-    cutile._compile.cache_clear()
-
-
 def programs() -> Iterator[tuple[pygraph, str]]:
-    """Every graph with every plan, to be built under `without_tma`."""
+    """Every graph with every plan."""
     for engine, case in CASES:
         yield from all_of([case], engine)
 
 
 def main() -> int:
-    try:
-        cutile.available()
-        without_tma(pytest.MonkeyPatch())
-    except ImportError:
-        print("programs that were built elsewhere")
+    as_asked()
     for engine, case in CASES:
         given = case.draw(np.random.default_rng(0))
         for name in implementations(case, engine):

@@ -21,6 +21,7 @@ from cudnn_jax.engines.target import local
 from gpu import devices_programs, first_calls
 from gpu.poison import poisoned_outputs
 from gpu.running import sanitizer, skip_without_programs
+from gpu.sanitized import environment
 from support.over_devices import COUNT, OPERATIONS, OverDevices, both, described
 
 pytestmark = pytest.mark.skipif(jax.local_device_count() < COUNT, reason=f"fewer than {COUNT} GPUs")
@@ -73,5 +74,5 @@ def test_first_calls_at_the_same_time() -> None:
 
 def test_first_calls_under_a_sanitizer() -> None:
     skip_without_programs()
-    (text,) = first_calls.processes(1, at_once=1, timeout=240, prefix=sanitizer("memcheck"))
+    (text,) = first_calls.processes(1, at_once=1, timeout=240, prefix=sanitizer("memcheck"), environment=environment())
     assert "0 errors" in text, text[-2000:]
