@@ -98,7 +98,6 @@ def opt_ins(family: EngineFamily | None) -> list[str]:
     return sorted(filter(opted_in, variables))
 
 
-_UNPROVEN = "CUDNN_JAX_CUTILE_GDN"
 _UNPROVEN_KDA = "CUDNN_JAX_CUTILE_KDA"
 """Of kernels whose benchmark beside a peer is not among the results yet."""
 _LINEAR_ROOM = "cudnn_jax.engines.linear_attention"
@@ -148,10 +147,8 @@ FAMILIES: dict[str, EngineFamily] = {
         _norm("norm_bwd", "RMS_NORM_BACKWARD"),
         _linear_attention(
             "gdn",
-            EngineSlot(0, "cutile_gdn", (f"{_LINEAR_ROOM}.gdn_cutile", "CutileGdn"), _UNPROVEN),
-            EngineSlot(
-                1, "cutile_gdn_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdnRecurrent"), _UNPROVEN
-            ),
+            EngineSlot(0, "cutile_gdn", (f"{_LINEAR_ROOM}.gdn_cutile", "CutileGdn")),
+            EngineSlot(1, "cutile_gdn_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdnRecurrent")),
         ),
         _linear_attention(
             "kda",

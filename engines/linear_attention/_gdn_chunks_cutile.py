@@ -166,6 +166,17 @@ def inverse_of_unit(full, row, column):
     return product(_from_powers(rest, diagonal), blocks)
 
 
+def _refined(full, row, column):
+    """`inverse_of_unit` of a float32, and from there a step of Newton's method, whose residual knows what float16 left
+    out."""
+    near = _half(full)
+    rest = _half(ct.where(row > column, full - wide(near), 0.0))
+    below = ct.where(row > column, near, _half(ct.zeros((C, C), ct.float32)))
+    solve = _half(inverse_of_unit(near, row, column))
+    residual = ct.where(row == column, 1.0, 0.0) - wide(solve) - product(below, solve) - product(rest, solve)
+    return wide(solve) + product(solve, _half(residual))
+
+
 def _from_powers(x, diagonal):
     """(I + x)^-1 of a strictly lower triangular x whose 8th power is 0: (I - x)(I + x^2)(I + x^4), in float16."""
     square = _half(product(x, x))
@@ -222,6 +233,7 @@ def gdn_prepare(
     K_RATIO: Static[int],
     SCALE: Static[float],
     L2NORM: Static[bool],
+    REFINED: Static[bool],
 ):
     """Block slot * HEADS + head writes, for row i and column j of its chunk, with G the gates:
 
@@ -231,7 +243,8 @@ def gdn_prepare(
 
     so that what is written is beta times the inverse of what is wanted, and beta = 0 divides nothing.
 
-    K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k.
+    K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k. If REFINED the
+    inverse is right to the rounding of float16: keys that are nearly parallel amplify that of what is inverted.
     """
     slot, head = ct.bid(0) // HEADS, ct.bid(0) % HEADS
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
@@ -257,12 +270,19 @@ def gdn_prepare(
         full = full * decay
         if L2NORM:
             full = full * ct.reshape(k_norm, (C, 1))
-        # At once in the type that the inverse takes: with three blocks on an SM every register counts.
-        full = _half(ct.where(inside, full, 0.0))
+        full = ct.where(inside, full, 0.0)
+        if REFINED:
+            solve = _refined(full, row, column)
+        else:
+            # At once in the type that the inverse takes: with three blocks on an SM every register counts.
+            full = _half(full)
         scores = product(queries, turned) * decay
         if L2NORM:
             scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
         else:
             scores = scores * SCALE
         _write_square(attention, slot, head, ct.where(inside, scores, 0.0))
-        _write_square(inverse, slot, head, inverse_of_unit(full, row, column))
+        if REFINED:
+            _write_square(inverse, slot, head, solve)
+        else:
+            _write_square(inverse, slot, head, inverse_of_unit(full, row, column))

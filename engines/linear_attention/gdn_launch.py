@@ -139,7 +139,14 @@ class ChunkedLaunch(Launch):
         self.run(
             kernels.gdn_prepare,
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
-            [power(facts.key_dim), facts.heads, *self.ratios[:2], facts.scale, facts.use_qk_l2norm],
+            [
+                power(facts.key_dim),
+                facts.heads,
+                *self.ratios[:2],
+                facts.scale,
+                facts.use_qk_l2norm,
+                facts.dtype is data_type.HALF,
+            ],
             (self.slots * facts.heads, 1, 1),
             **_prepare_hints(facts, self.target),
         )
@@ -170,7 +177,8 @@ def _prepare_hints(facts: LinearFacts, target: Target) -> dict[str, int]:
     """The blocks of `gdn_prepare` on a multiprocessor, as many as no image spills registers for, and its warps."""
     assert target.sm is not None
     if target.sm == 90:
-        return {"occupancy": 3 if (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 else 2}
+        three = (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 and facts.dtype is not data_type.HALF
+        return {"occupancy": 3 if three else 2}
     more_warps = target.sm >= 120 and facts.key_dim <= 64
     return {"occupancy": 1, **({"num_worker_warps": 8} if more_warps else {})}
 

@@ -18,8 +18,7 @@ def _missing() -> str | None:
 
 @pytest.fixture(autouse=True)
 def _opted_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GDN", "KDA"):
-        monkeypatch.setenv(f"CUDNN_JAX_CUTILE_{name}", "1")
+    monkeypatch.setenv("CUDNN_JAX_CUTILE_KDA", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
