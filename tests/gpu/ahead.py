@@ -77,7 +77,7 @@ def chosen(table: dict[str, Programs], names: Sequence[str], target: Target) -> 
 
 
 def main(argv: list[str]) -> int:
-    if not argv or not {*argv[1:]} <= {*BENCHMARKS, *TESTS}:
+    if not argv or not {*argv[1:]} <= {*BENCHMARKS, *TESTS, *SANITIZER}:
         print(__doc__, file=sys.stderr)
         return 2
     os.environ["CUDNN_JAX_CUTILE_KDA"] = "1"
