@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from cudnn_jax import _ffi
-from cudnn_jax.engines import libraries, versions
+from cudnn_jax.engines import backend_compared, libraries, versions
 from cudnn_jax.engines.base import Decline, PlanConfig, Program
 from cudnn_jax.engines.manifest import BACKEND_UNPROVEN, opted_in
 from cudnn_jax.engines.program import ProgramBuilder, arguments
@@ -20,9 +20,6 @@ NOT_PLANS = (
     "mode OPENSOURCE: the open-source engines in the frontend's headers are no plans of cuDNN, "
     "and a program cannot carry them"
 )
-
-_COMPARED = frozenset({"MATMUL", "POINTWISE", "SDPA", "SDPA_BACKWARD"})
-"""Node types whose plans' results were compared with the reference's on a GPU; the others' are opt-in until then."""
 
 
 @dataclass
@@ -85,9 +82,11 @@ def lower(graph: pygraph, target: Target) -> _ffi.BackendGraph:
     """`graph` lowered to cuDNN for one target, with every buffer of the caller's found to reach it.
 
     Raises:
-      GraphNotSupportedError: cuDNN refuses the graph; the decisive line of its reason.
+      GraphNotSupportedError: cuDNN refuses the graph, by the decisive line of its reason, or was found to be wrong.
       _ffi.LibraryNotFound: there is no cuDNN here.
     """
+    if reason := backend_compared.wrong(graph):
+        raise GraphNotSupportedError(reason)
     libraries.locate()
     try:
         return _ffi.BackendGraph(graph.canonical_json(), target.ordinal, target.properties)
@@ -107,8 +106,8 @@ def propose(
         lowered = lower(graph, target)
     except (GraphNotSupportedError, _ffi.LibraryNotFound) as error:
         return None, [], [Decline(NAME, str(error))]
-    if not opted_in(BACKEND_UNPROVEN) and (new := sorted({node.type for node in graph.nodes} - _COMPARED)):
-        reason = f"node type {new[0]}: its plans were not compared on a GPU yet; {BACKEND_UNPROVEN}=1 offers them"
+    if not opted_in(BACKEND_UNPROVEN) and (new := backend_compared.not_compared(graph)):
+        reason = f"node type {new}: its plans were not compared on a GPU yet; {BACKEND_UNPROVEN}=1 offers them"
         return None, [], [Decline(NAME, reason)]
     session = BackendSession(graph, target, lowered, {}, prefill)
     plans: list[PlanConfig] = []

@@ -1,0 +1,86 @@
+"""cuDNN's plans are offered where their results were compared on a GPU and right: the tables, and what stands behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudnn_jax import _ffi
+from cudnn_jax.engines import backend, backend_compared
+from cudnn_jax.engines.target import CPU
+from cudnn_jax.graph import GraphNotSupportedError
+from support import operations
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+ELSEWHERE = {"POINTWISE", "SDPA", "SDPA_BACKWARD"}
+"""Compared in tests/gpu/test_pointwise.py and test_sdpa.py, and in the benchmarks."""
+OPT_IN = "CUDNN_JAX_CUDNN_UNPROVEN"
+
+
+class Lowered:
+    """Every graph lowers, and has no plan."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def plan_count(self) -> int:
+        return 0
+
+    def create_execution_plans(self, mode: str) -> int:
+        return 0
+
+
+def names_in(operation: str) -> set[str]:
+    return {name for node in operations.graph_of(operation).nodes for name in backend_compared.names_of(node)}
+
+
+def found(verdict: str) -> set[str]:
+    """Operations that the newest comparison lists under a verdict."""
+    newest = max(RESULTS.glob("*/operations-*.json"), key=lambda path: path.stem)
+    return {row.get("operation", row.get("name")) for row in json.loads(newest.read_text())[verdict]}
+
+
+def test_what_is_offered_ran_on_a_gpu_and_was_right() -> None:
+    ran = set().union(*map(names_in, found("rows")))
+    unsure = backend_compared.NOT_COMPARED | set(backend_compared.WRONG)
+    samples = set(operations.GRAPHS) | set(operations.FLOAT8)
+    offered = {name for operation in samples if not names_in(operation) & unsure for name in names_in(operation)}
+    assert offered - ELSEWHERE <= ran
+    assert set(_ffi.lowered_node_types()) <= offered | unsure | ELSEWHERE
+    assert not ran & unsure
+
+
+def test_what_was_wrong_is_in_the_table() -> None:
+    for operation in found("wrong"):
+        assert names_in(operation) & set(backend_compared.WRONG), operation
+
+
+@pytest.mark.parametrize("operation", ["conv_fprop", "slice for a product", "moe_grouped_matmul scatter"])
+def test_what_was_not_compared_is_opt_in(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
+    session, _, (decline,) = backend.propose(operations.graph_of(operation), CPU, ("A",), {})
+    assert session is None and decline.engine == "cudnn"
+    assert decline.reason.endswith(f"were not compared on a GPU yet; {OPT_IN}=1 offers them")
+    monkeypatch.setenv(OPT_IN, "1")
+    assert backend.propose(operations.graph_of(operation), CPU, ("A",), {})[0] is not None
+
+
+@pytest.mark.parametrize("operation", ["layernorm_backward", "reduction", "moe_grouped_matmul"])
+def test_what_was_compared_is_offered(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
+    session, _, declines = backend.propose(operations.graph_of(operation), CPU, ("A",), {})
+    assert session is not None and not declines
+
+
+@pytest.mark.parametrize("operation", ["instancenorm_backward", "moe_grouped_matmul gather"])
+def test_what_was_wrong_is_never_offered(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
+    monkeypatch.setenv(OPT_IN, "1")
+    graph = operations.graph_of(operation)
+    session, plans, (decline,) = backend.propose(graph, CPU, ("A",), {})
+    assert session is None and not plans and "cuDNN 9.19.0" in decline.reason
+    with pytest.raises(GraphNotSupportedError, match="on an H200"):
+        backend.lower(graph, CPU)
