@@ -1,101 +1,75 @@
-"""Each operation on cuDNN's plan, against the reference on the CPU; what cuDNN declines is listed with its reason.
+"""Each operation on cuDNN's plan, in a process of its own; what cuDNN declines is listed with its reason.
 
-`CUDNN_JAX_RESULTS=FOLDER` has a table of what ran written there.
+`CUDNN_JAX_RESULTS=FOLDER` has a table of what ran, was declined or failed written there, `operations.json`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import TimeoutExpired
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-import cudnn_jax
-from cudnn_jax.engines import planning
-from cudnn_jax.engines.target import CPU
-from gpu.poison import poisoned_outputs
-from support import float8, operations
+from gpu.running import child
+from support import operations
 
 DECLINES = json.loads((Path(__file__).parent / "operation_declines.json").read_text())
-ERROR = {"bfloat16": 2**-7, "float32": 2e-3}
-"""Of the norm of the answer: inputs are bfloat16, and sums of their products float32."""
-
-TOLD: dict[str, str] = {}
+AT_ONCE = 8
+ENVIRONMENT = {"CUDNN_JAX_CUDNN_UNPROVEN": "1"}
 
 
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CUDNN_JAX_CUDNN_UNPROVEN", "1")
-    with poisoned_outputs(monkeypatch):
-        yield
+def run(name: str) -> dict[str, Any]:
+    """What `operation_once` found and the seed, or {"failed": how the process ended}."""
+    seed = int(os.environ.get("CUDNN_JAX_TEST_SEED", secrets.randbits(32)))
+    try:
+        printed = child("gpu.operation_once", name, str(seed), environment=ENVIRONMENT)
+        found = json.loads(printed.splitlines()[-1])
+    except (AssertionError, TimeoutExpired) as error:
+        found = {"failed": str(error)}
+    return {"seed": seed, **found}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _table() -> Iterator[None]:
-    yield
+def in_words(found: dict[str, Any]) -> str:
+    """A line of the table."""
+    if "failed" in found:
+        lines = [line.strip() for line in found["failed"].splitlines() if line.strip()]
+        return f"failed: {next((line for line in reversed(lines) if 'Error' in line), lines[-1])[:300]}"
+    if "declined" in found:
+        return f"declined: {' '.join(found['declined'].split())}"
+    errors = ", ".join(f"{port} {error:.1e}" for port, error in found["errors"].items())
+    return f"{'failed:' if too_large(found) else 'ran,'} errors {errors}"
+
+
+def too_large(found: dict[str, Any]) -> dict[str, float]:
+    return {port: error for port, error in found["errors"].items() if not error <= found["limits"][port]}
+
+
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, Any]]]:
+    """What was found of each operation that a test here asks for."""
+    ours = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    names = list(dict.fromkeys(item.callspec.params["name"] for item in ours))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(zip(names, pool.map(run, names), strict=True))
     if folder := os.environ.get("CUDNN_JAX_RESULTS"):
-        (Path(folder) / "operations.json").write_text(
-            json.dumps(TOLD | {k: f"declined: {v}" for k, v in DECLINES.items()})
-        )
+        table = {name: in_words(each) for name, each in found.items()}
+        (Path(folder) / "operations.json").write_text(json.dumps(table, indent=1) + "\n")
+    yield found
 
 
-@pytest.mark.parametrize("name", [name for name in operations.GRAPHS if name not in DECLINES])
-def test_an_operation_on_cudnn(name: str, rng: np.random.Generator) -> None:
-    graph = operations.graph_of(name)
-    arrays = operations.arrays_of(graph, rng)
-    reference = jax.jit(planning.plan(graph, CPU, "xla").artifact.fn)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        expected = [np.asarray(each, np.float64) for each in reference(*map(jnp.asarray, arrays))]
-    made = jax.jit(lambda *given: cudnn_jax.call(graph, *given, implementation="cudnn"))(*map(jnp.asarray, arrays))
-    errors = []
-    for result, wanted in zip(made, expected, strict=True):
-        error = np.linalg.norm(np.asarray(result, np.float64) - wanted) / np.linalg.norm(wanted)
-        errors.append(f"{error:.1e}")
-        assert error <= ERROR[result.dtype.name], f"{result.dtype}{result.shape}: {error}"
-    TOLD[name] = f"ran, errors {', '.join(errors)}"
-
-
-@pytest.mark.parametrize(
-    ("name", "draw", "compute"),
-    [
-        ("sdpa_fp8", float8.drawn, float8.forward),
-        ("sdpa_fp8_backward", float8.drawn_backward, float8.backward),
-    ],
-)
-def test_attention_of_float8_on_cudnn(
-    name: str, draw: Callable[..., float8.Arrays], compute: Callable[..., float8.Arrays], rng: np.random.Generator
-) -> None:
-    """Against float64, as it has no reference."""
-    graph = operations.graph_of(name)
-    (node,) = graph.nodes
-    given = draw(rng)
-    ports = {id(tensor): port for port, tensor in node.inputs.items()}
-    arrays = [
-        jnp.asarray(np.broadcast_to(given[ports[id(tensor)]], tensor.dim).astype(jnp.dtype(tensor.data_type.value)))
-        for tensor in graph.inputs
-    ]
-    made = jax.jit(lambda *given: cudnn_jax.call(graph, *given, implementation="cudnn"))(*arrays)
-    results = {id(tensor): array for tensor, array in zip(graph.outputs, made, strict=True)}
-    errors = []
-    for port, wanted in compute(given).items():
-        result = np.asarray(results[id(node.outputs[port])], np.float64)
-        error = np.linalg.norm(result - wanted) / np.linalg.norm(wanted)
-        errors.append(f"{port} {error:.1e}")
-        assert error <= float8.TOLERANCE, f"{port}: {error}"
-    TOLD[name] = f"ran, errors {', '.join(errors)}"
+@pytest.mark.parametrize("name", [name for name in operations.GRAPHS | operations.FLOAT8 if name not in DECLINES])
+def test_an_operation_on_cudnn(name: str, told: dict[str, dict[str, Any]]) -> None:
+    assert "errors" in told[name], told[name]
+    assert not too_large(told[name]), told[name]
 
 
 @pytest.mark.parametrize("name", DECLINES)
-def test_what_cudnn_declines_runs_on_the_reference(name: str, rng: np.random.Generator) -> None:
-    graph = operations.graph_of(name)
-    arrays = [jnp.asarray(each) for each in operations.arrays_of(graph, rng)]
-    with pytest.raises(cudnn_jax.GraphNotSupportedError, match="cannot serve"):
-        cudnn_jax.call(graph, *arrays, implementation="cudnn")
-    if name in operations.GRAPHS and all(tensor.data_type.itemsize_bits >= 16 for tensor in graph.outputs):
-        made = jax.jit(graph.as_jax())(*arrays)
-        assert all(np.isfinite(np.asarray(each, np.float32)).all() for each in made)
+def test_what_cudnn_declines_runs_on_the_reference(name: str, told: dict[str, dict[str, Any]]) -> None:
+    assert "cannot serve" in told[name].get("declined", ""), told[name]
+    assert told[name]["finite"] in (True, None)
