@@ -18,6 +18,8 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ELSEWHERE = {"POINTWISE", "SDPA", "SDPA_BACKWARD"}
 """Compared in tests/gpu/test_pointwise.py and test_sdpa.py, and in the benchmarks."""
 OPT_IN = "CUDNN_JAX_CUDNN_UNPROVEN"
+UNSURE = backend_compared.NOT_COMPARED | set(backend_compared.WRONG)
+SAMPLES = list(operations.GRAPHS | operations.FLOAT8)
 
 
 class Lowered:
@@ -45,12 +47,10 @@ def found(verdict: str) -> set[str]:
 
 def test_what_is_offered_ran_on_a_gpu_and_was_right() -> None:
     ran = set().union(*map(names_in, found("rows")))
-    unsure = backend_compared.NOT_COMPARED | set(backend_compared.WRONG)
-    samples = set(operations.GRAPHS) | set(operations.FLOAT8)
-    offered = {name for operation in samples if not names_in(operation) & unsure for name in names_in(operation)}
+    offered = {name for operation in SAMPLES if not names_in(operation) & UNSURE for name in names_in(operation)}
     assert offered - ELSEWHERE <= ran
-    assert set(_ffi.lowered_node_types()) <= offered | unsure | ELSEWHERE
-    assert not ran & unsure
+    assert set(_ffi.lowered_node_types()) <= offered | UNSURE | ELSEWHERE
+    assert not ran & UNSURE
 
 
 def test_what_was_wrong_is_in_the_table() -> None:
@@ -58,7 +58,14 @@ def test_what_was_wrong_is_in_the_table() -> None:
         assert names_in(operation) & set(backend_compared.WRONG), operation
 
 
-@pytest.mark.parametrize("operation", ["conv_fprop", "slice for a product", "moe_grouped_matmul scatter"])
+@pytest.mark.parametrize("operation", [name for name in SAMPLES if not names_in(name) & UNSURE])
+def test_what_was_compared_is_offered(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
+    session, _, declines = backend.propose(operations.graph_of(operation), CPU, ("A",), {})
+    assert session is not None and not declines
+
+
+@pytest.mark.parametrize("operation", [name for name in SAMPLES if names_in(name) & backend_compared.NOT_COMPARED])
 def test_what_was_not_compared_is_opt_in(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
     session, _, (decline,) = backend.propose(operations.graph_of(operation), CPU, ("A",), {})
@@ -68,14 +75,7 @@ def test_what_was_not_compared_is_opt_in(operation: str, monkeypatch: pytest.Mon
     assert backend.propose(operations.graph_of(operation), CPU, ("A",), {})[0] is not None
 
 
-@pytest.mark.parametrize("operation", ["layernorm_backward", "reduction", "moe_grouped_matmul"])
-def test_what_was_compared_is_offered(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
-    session, _, declines = backend.propose(operations.graph_of(operation), CPU, ("A",), {})
-    assert session is not None and not declines
-
-
-@pytest.mark.parametrize("operation", ["instancenorm_backward", "moe_grouped_matmul gather"])
+@pytest.mark.parametrize("operation", [name for name in SAMPLES if names_in(name) & set(backend_compared.WRONG)])
 def test_what_was_wrong_is_never_offered(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
     monkeypatch.setenv(OPT_IN, "1")
