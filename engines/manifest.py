@@ -1,8 +1,8 @@
 """Which engines exist: strings and integers, and no engine imports.
 
 The manifest is the only way an engine exists. A graph belongs to one family or to none, by the node types that name a
-family, and a graph that names two belongs to none. Pointwise and reduction nodes stand beside any others and name none;
-a graph of these alone is pointwise.
+family, and a graph with two such nodes belongs to none. Pointwise and reduction nodes stand beside any others and name
+none; a graph of these alone is pointwise.
 """
 
 from __future__ import annotations
@@ -183,10 +183,10 @@ def resolve(reference: Reference) -> Callable[..., Any]:
 
 def family_for(graph: pygraph) -> EngineFamily | None:
     """The graph's family: a pure property of its nodes, whatever the machine."""
-    types = {node.type for node in graph.nodes}
-    if types <= ANONYMOUS:
+    types = [node.type for node in graph.nodes]
+    if ANONYMOUS.issuperset(types):
         return FAMILIES["pointwise"]
-    named = [family for family in FAMILIES.values() if family.anchors & types]
+    named = [family for each in types for family in FAMILIES.values() if each in family.anchors]
     return named[0] if len(named) == 1 else None
 
 

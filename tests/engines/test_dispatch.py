@@ -242,6 +242,17 @@ def test_a_graph_of_two_families_belongs_to_none_and_runs_node_by_node() -> None
     assert reasons(graph)["cudnn"] == "platform cpu, serves cuda"
 
 
+def test_a_graph_of_two_nodes_of_one_family_belongs_to_none() -> None:
+    graph = pygraph(io_data_type=data_type.FLOAT)
+    x = graph.tensor((2, 3))
+    for _ in range(2):
+        x, _ = graph.rmsnorm(x, epsilon=0.5, norm_forward_phase="INFERENCE")
+    x.set_output(True)
+    assert manifest.family_for(graph) is None
+    config, _ = planned(graph).build_plans()
+    assert config.engine_id == 21_999
+
+
 def test_the_generic_reference_ranks_behind_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a graph has no family, and where the family's own reference cannot express it."""
     plan = PlanConfig(4, engine="cudnn", kind="cudnn", mode="A")
