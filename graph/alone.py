@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cudnn_jax.graph.call import Call
+from cudnn_jax.graph.copies import made_by_caller, node_again, tensor_again
 from cudnn_jax.graph.pygraph import pygraph
 
 if TYPE_CHECKING:
@@ -33,22 +33,18 @@ def alone(node: Node) -> Alone:
 
     def copy(tensor: Tensor) -> Tensor:
         if id(tensor) not in copies:
-            made = graph.tensor(tensor.dim, tensor.stride, tensor.data_type, value=tensor.value)
-            copies[id(tensor)] = made
+            made = copies[id(tensor)] = tensor_again(graph, tensor)
             origin[id(made)] = tensor
             if tensor.ragged_offset is not None:
                 made.ragged_offset = copy(tensor.ragged_offset)
         return copies[id(tensor)]
 
     inputs = {port: copy(tensor) for port, tensor in node.inputs.items()}
-    own = {output.name for output in node.operation.outputs if output.from_caller}
-    given = {port: copy(tensor) for port, tensor in node.outputs.items() if port in own}
-    call = Call(node.label, "", node.compute_data_type, inputs, given, dict(node.params))
-    made = graph._place(node.operation, call)
+    given = {port: copy(tensor) for port, tensor in made_by_caller(node).items()}
+    made = node_again(graph, node, inputs, given)
     for port, tensor in node.outputs.items():
         made.outputs[port].set_output(True).set_data_type(tensor.data_type)
-        if port not in own:
-            made.outputs[port].set_dim(tensor.dim)
+        if port not in given:
             origin[id(made.outputs[port])] = tensor
     graph.freeze()
     return Alone(graph, *(tuple(origin[id(each)] for each in side) for side in (graph.inputs, graph.outputs)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, Self
 
 from cudnn_jax.graph import canonical, types
@@ -220,9 +221,13 @@ class pygraph(Methods):
                 )
             taken.add(id(tensor))
 
-    def _infer(self) -> None:
-        """Infers again after dims changed. A node that breaks a rule meanwhile is left for `validate`."""
-        for node in self._nodes:
+    def _infer(self, changed: Tensor) -> None:
+        """Infers again after a tensor changed: the node that makes it, and those behind.
+
+        A node that breaks a rule meanwhile is left for `validate`.
+        """
+        behind = list(takewhile(lambda node: node is not changed._producer, reversed(self._nodes)))
+        for node in (*([changed._producer] if changed._producer else []), *reversed(behind)):
             try:
                 infer_node(node)
             except GraphValidationError:

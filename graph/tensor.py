@@ -93,7 +93,7 @@ class Tensor:
     def dim(self, dim: Any) -> None:
         self._open("dim")
         self._dim = _checked(self, "dim", dim)
-        self._graph._infer()
+        self._graph._infer(self)
 
     @property
     def stride(self) -> Dims:
@@ -108,7 +108,7 @@ class Tensor:
     def stride(self, stride: Any) -> None:
         self._open("stride")
         self._stride = _checked(self, "stride", stride)
-        self._graph._infer()
+        self._graph._infer(self)
 
     @property
     def layout_is_user(self) -> bool:
@@ -127,7 +127,7 @@ class Tensor:
     def data_type(self, value: Any) -> None:
         self._open("data_type")
         self._data_type = types.data_type.of(value)
-        self._graph._infer()
+        self._graph._infer(self)
 
     @property
     def is_virtual(self) -> bool:
