@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
@@ -12,6 +13,7 @@ from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 
 def blocks_of(node: Node) -> Dims:
@@ -73,6 +75,45 @@ def _scales(node: Node, symbols: Symbols) -> Layout:
     return _laid_out(node, (*dim[:at], -(-dim[at] // size), *dim[at + 1 :]))
 
 
+def _block_sums(term: Term, blocks: Dims) -> Term:
+    """One sum for each block."""
+    for axis, block in enumerate(blocks):
+        size = term.dim[axis]
+        block = min(block, size)
+        if block < 2:
+            continue
+        if short := -size % block:
+            term = term.joined(axis, term.sliced({axis: (0, short)}).zeros())
+        before, after = term.dim[:axis], term.dim[axis + 1 :]
+        count = term.dim[axis] // block
+        summed = term.reshaped((*before, count, block, *after)).total((*before, count, 1, *after))
+        term = summed.reshaped((*before, count, *after))
+    return term
+
+
+def _dequantize_derivative(d: Transposed) -> Mapping[str, Term]:
+    if d.node.params["is_negative_scale"]:
+        d.refuse("is_negative_scale is the backend's alone")
+    given, made = d.full("OUT_0"), {}
+    if "input" in d.wanted:
+        made["input"] = d.term("block_scale_dequantize", given, d["descale"], **d.options)
+    if "descale" in d.wanted:
+        made["descale"] = _block_sums(given * d["input"], blocks_of(d.node))
+    return made
+
+
+def _quantize_derivative(d: Transposed) -> Mapping[str, Term | None]:
+    """Straight through: rounding has the slope 1, and scales count as constants."""
+    if "group_offset" in d.node.inputs:
+        d.refuse("its blocks end with their group")
+    if d.cotangent("Y") is None:
+        return {"input": None}
+    scale = d["scale"]
+    inverse = scale.mode("cmp_eq", 0.0).where(0.0, scale.mode("reciprocal"))
+    size = d.node.params["block_size"]
+    return {"input": d.term("block_scale_dequantize", d.full("Y"), inverse, block_size=size)}
+
+
 BLOCK_SCALES = (
     Operation(
         name="block_scale_dequantize",
@@ -85,6 +126,8 @@ BLOCK_SCALES = (
             Attribute("is_negative_scale", kinds.flag, "Whether descale holds the scale's inverse.", default=False),
         ),
         rules=(_descale_spans_blocks,),
+        derivative=_dequantize_derivative,
+        rebuilt=True,
     ),
     Operation(
         name="block_scale_quantize",
@@ -111,5 +154,6 @@ BLOCK_SCALES = (
             Attribute("transpose", kinds.flag, "Whether axis is the fastest in memory.", default=False),
         ),
         rules=(_quantised,),
+        derivative=_quantize_derivative,
     ),
 )

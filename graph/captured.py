@@ -16,6 +16,7 @@ from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 
 def _stats_wanted(params: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> bool:
@@ -78,10 +79,28 @@ def _bounds(node: Node, symbols: Symbols) -> None:
 
 
 def _gradients_of_ports(node: Node, symbols: Symbols) -> None:
-    for gradient, port in (("dBias", "bias"), ("dSink_token", "sink_token")):
+    for port, gradient in _OWN_GRADIENTS.items():
         if gradient in node.outputs and port not in node.inputs:
             refuse(node, gradient, f"came without {port}", f"it is the gradient of {port}")
 
+
+def _derivative(d: Transposed) -> Mapping[str, Term | None]:
+    """By `sdpa_backward`: of O and of Stats."""
+    ports = {"o": d["O"], "stats": d["Stats"], "dO": d.full("O").typed(d.node.outputs["O"].data_type)}
+    if d.cotangent("Stats") is not None:
+        ports["dStats"] = d.full("Stats").typed(data_type.FLOAT)
+    own = {port: gradient for port, gradient in _OWN_GRADIENTS.items() if port in d.wanted}
+    tensors = {
+        gradient: d.graph.tensor(x.dim, x.stride, x.data_type, is_virtual=True)
+        for port, gradient in own.items()
+        for x in (d.node.inputs[port],)
+    }
+    made = d.backward_node("sdpa_backward", ports, ("generate_stats",), tensors)
+    return {port: made[gradient] for port, gradient in (own | {"q": "dQ", "k": "dK", "v": "dV"}).items()}
+
+
+_OWN_GRADIENTS = {"bias": "dBias", "sink_token": "dSink_token"}
+"""Input port -> its gradient, which the caller makes."""
 
 _RULES = (at_least_one("N", "NK", "D", "DV"), multiple("N", "NK"), _padding, _bounds, _dropout)
 
@@ -151,6 +170,8 @@ SDPA = _attention(
     _SEEDED,
     settle=_settle_stats,
     rules=_RULES,
+    derivative=_derivative,
+    differentiated=MappingProxyType({"generate_stats": True}),
 )
 
 SDPA_BACKWARD = _attention(

@@ -6,19 +6,18 @@ spatial axis `out = 1 + (in + pre_padding + post_padding - dilation (filter - 1)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudnn_jax.graph import kinds
 from cudnn_jax.graph.errors import GraphValidationError
 from cudnn_jax.graph.layout import Dims
-from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
+from cudnn_jax.graph.operation import Attribute, Derivative, Input, Layout, Operation, Output, Symbols
 from cudnn_jax.graph.shapes import ordered_as, refuse, set_by_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 
 class Window(NamedTuple):
@@ -99,6 +98,27 @@ def _fits_loss(output: str, arrange: Callable[[Mapping[str, Dims], Dims], tuple[
     return check
 
 
+def _derivative(output: str, **gradients: tuple[str, tuple[str, str]]) -> Derivative:
+    """Of an operation that is linear in both inputs, as the two others are.
+
+    Args:
+      output: the operation's.
+      gradients: input port -> (the operation that makes its gradient, what that takes: inputs of this one by their
+        ports, or the cotangent, by the output's).
+    """
+
+    def rule(d: Transposed) -> Mapping[str, Term]:
+        made = {}
+        for port, (name, wired) in gradients.items():
+            if port in d.wanted:
+                operands = [d.full(output) if each == output else d[each] for each in wired]
+                made[port] = d.term(name, *operands, **d.options)
+                made[port].tensor.set_dim(d.node.inputs[port].dim)
+        return made
+
+    return rule
+
+
 _ATTRIBUTES = (
     Attribute("padding", kinds.integers, "Both paddings, where they are alike."),
     Attribute("pre_padding", kinds.integers, "Zeros in front of each spatial axis; none if absent."),
@@ -114,7 +134,9 @@ _ATTRIBUTES = (
 )
 
 
-def _convolution(name: str, summary: str, inputs: tuple[Input, Input], output: Output) -> Operation:
+def _convolution(
+    name: str, summary: str, inputs: tuple[Input, Input], output: Output, derivative: Derivative
+) -> Operation:
     return Operation(
         name=name,
         type=name.upper(),
@@ -124,6 +146,7 @@ def _convolution(name: str, summary: str, inputs: tuple[Input, Input], output: O
         attributes=_ATTRIBUTES,
         settle=_settle,
         rules=(_well_formed,),
+        derivative=derivative,
     )
 
 
@@ -137,6 +160,7 @@ CONVOLUTIONS = (
         "The convolution of an image with a filter.",
         (_IMAGE, Input("weight", _FILTER)),
         Output("Y", "(N, K, spatial...), in the image's memory order.", _y),
+        _derivative("Y", image=("conv_dgrad", ("Y", "weight")), weight=("conv_wgrad", ("image", "Y"))),
     ),
     _convolution(
         "conv_dgrad",
@@ -147,6 +171,7 @@ CONVOLUTIONS = (
             "(N, C, spatial...): the caller sets the dims, in loss's memory order.",
             set_by_caller("DX", _fits_loss("DX", lambda inputs, dim: (dim, inputs["filter"])), like="loss"),
         ),
+        _derivative("DX", loss=("conv_fprop", ("DX", "filter")), filter=("conv_wgrad", ("DX", "loss"))),
     ),
     _convolution(
         "conv_wgrad",
@@ -157,5 +182,6 @@ CONVOLUTIONS = (
             "(K, C / groups, spatial...): the caller sets the dims, in the image's memory order.",
             set_by_caller("DW", _fits_loss("DW", lambda inputs, dim: (inputs["image"], dim)), like="image"),
         ),
+        _derivative("DW", image=("conv_dgrad", ("loss", "DW")), loss=("conv_fprop", ("image", "DW"))),
     ),
 )

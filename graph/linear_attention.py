@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from cudnn_jax.graph import kinds
 from cudnn_jax.graph.layout import row_major
-from cudnn_jax.graph.operation import Attribute, Input, Layout, Operation, Output, Symbols
+from cudnn_jax.graph.operation import Attribute, Derivative, Input, Layout, Operation, Output, Symbols
 from cudnn_jax.graph.shapes import at_least_one, dense, dims_of, refuse, same_as
 from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
     from cudnn_jax.graph.tensor import Tensor
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 _FLOAT = data_type.FLOAT
 _IO = (data_type.FLOAT, data_type.HALF, data_type.BFLOAT16)
@@ -227,6 +228,17 @@ PER_HEAD = {"a_log": "d_a_log", "dt_bias": "d_dt_bias"}
 GRADIENTS = {**PER_TOKEN, "initial_state": "d_initial_state", **PER_HEAD}
 
 
+def _derivative(d: Transposed) -> Mapping[str, Term | None]:
+    """By the backward: of O and of final_state. Kept states have no gradient."""
+    if "state_indices" in d.node.inputs or d.node.params["overwrite_initial_state"]:
+        d.refuse("its states are rows of a pool, or written over")
+    ports = {"dO": d.full("O").typed(d.node.outputs["O"].data_type)}
+    if d.cotangent("final_state") is not None:
+        ports["d_final_state"] = d.full("final_state").typed(d.node.outputs["final_state"].data_type)
+    made = d.backward_node(f"{d.node.operation.name}_bwd", ports, ("output_final_state",))
+    return {port: made[GRADIENTS[port]] for port in d.wanted if port in GRADIENTS}
+
+
 def _pair(
     name: str, summary: str, beta: str, shapes: Mapping[str, str], absent: frozenset[str]
 ) -> tuple[Operation, Operation]:
@@ -244,7 +256,13 @@ def _pair(
         dims = f"({', '.join(shapes[each.name].split())})"
         return each._replace(shape=shapes[each.name], doc=each.doc.format(dims=dims, what=beta))
 
-    def operation(suffix: str, summary: str, without: set[str], outputs: tuple[Output, ...]) -> Operation:
+    def operation(
+        suffix: str,
+        summary: str,
+        without: set[str],
+        outputs: tuple[Output, ...],
+        derivative: Derivative | None = None,
+    ) -> Operation:
         left_out = absent | without
         return Operation(
             name=f"{name}{suffix}",
@@ -255,13 +273,14 @@ def _pair(
             attributes=tuple(each for key, each in _ATTRIBUTES.items() if key not in left_out),
             rules=_RULES,
             python_only=True,
+            derivative=derivative,
         )
 
     gradients = tuple(
         _gradient(gradient, of, _PORTS[of].optional) for of, gradient in GRADIENTS.items() if of not in absent
     )
     return (
-        operation("", summary, _BACKWARD_ONLY, _FORWARD_OUTPUTS),
+        operation("", summary, _BACKWARD_ONLY, _FORWARD_OUTPUTS, _derivative),
         operation("_bwd", f"The gradients of `{name}`.", _FORWARD_ONLY, gradients),
     )
 

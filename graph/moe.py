@@ -6,6 +6,7 @@ is the token of a routed row, token_ks the number of its expert among the token'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
@@ -16,6 +17,7 @@ from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 MODES = {
     "NONE": (),
@@ -56,6 +58,31 @@ def _dweight(node: Node, symbols: Symbols) -> Layout:
     return dim, in_order(dim, (0, 2, 1))
 
 
+def _derivative(d: Transposed) -> Mapping[str, Term]:
+    if (mode := d.node.params["mode"]) != "NONE":
+        d.refuse(f"none of mode {mode}")
+    given, offset, made = d.full("OUT_0"), d["first_token_offset"], {}
+    if "token" in d.wanted:
+        made["token"] = d.term("moe_grouped_matmul", given, d["weight"].flipped(), offset)
+    if "weight" in d.wanted:
+        experts, *matrix = d.node.inputs["weight"].dim
+        each = d.term("moe_grouped_matmul_bwd", given, d["token"], offset)
+        batches = each.dim[0] // experts
+        summed = each.reshaped((batches, experts, *matrix)).total((1, experts, *matrix)) if batches > 1 else each
+        made["weight"] = summed.reshaped((experts, *matrix))
+    return made
+
+
+def _weight_derivative(d: Transposed) -> Mapping[str, Term]:
+    """Of the weights' gradient, which is linear in the rows on either side."""
+    given, offset, made = d.full("dweight"), d["first_token_offset"], {}
+    if "doutput" in d.wanted:
+        made["doutput"] = d.term("moe_grouped_matmul", d["token"], given, offset)
+    if "token" in d.wanted:
+        made["token"] = d.term("moe_grouped_matmul", d["doutput"], given.flipped(), offset)
+    return made
+
+
 MOE = (
     Operation(
         name="moe_grouped_matmul",
@@ -82,6 +109,7 @@ MOE = (
             Attribute("top_k", kinds.integer, "Experts of a token, for SCATTER and COMBINE."),
         ),
         rules=(_ports_of_mode, multiple("E", "EXPERTS")),
+        derivative=_derivative,
     ),
     Operation(
         name="moe_grouped_matmul_bwd",
@@ -93,5 +121,6 @@ MOE = (
             _OFFSET,
         ),
         outputs=(Output("dweight", "(E, K, N), K the fastest in memory.", _dweight),),
+        derivative=_weight_derivative,
     ),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cudnn_jax.graph import kinds
@@ -13,6 +15,7 @@ from cudnn_jax.graph.normalised import (
     EPSILON_RULE,
     MOMENTUM_RULE,
     Rule,
+    normalised_axes,
     running_statistics,
     statistics_dim,
     statistics_span_axes,
@@ -25,6 +28,7 @@ from cudnn_jax.graph.types import data_type
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
     from cudnn_jax.graph.tensor import Tensor
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 _When = Callable[[Mapping[str, Any], Mapping[str, "Tensor"]], bool]
 _TYPES = {
@@ -115,6 +119,8 @@ def _forward(
         outputs=(_Y, *made),
         attributes=attributes,
         rules=(*rules, EPSILON_RULE),
+        derivative=_derivative,
+        differentiated=MappingProxyType({"norm_forward_phase": "TRAINING"} if attributes else {}),
     )
 
 
@@ -152,6 +158,47 @@ def _backward(
             *rules[1:],
         ),
     )
+
+
+_NO_GRADIENT = ("in_running_mean", "in_running_var")
+
+
+def _derivative(d: Transposed) -> Mapping[str, Term | None]:
+    """Of Y by the norm's own backward, and of the statistics; running statistics take no gradient and have none."""
+    made: dict[str, Term | None] = dict.fromkeys(d.wanted)
+    if (given := d.cotangent("Y")) is not None:
+        made |= _through_y(d, given)
+    x, count = d["input"], 1.0 / prod(d.node.inputs["input"].dim[axis] for axis in normalised_axes(d.node))
+    mean, r = d.cotangent("mean") if "mean" in d.node.outputs else None, d.cotangent("inv_var")
+    slopes = [] if mean is None else [mean * count]
+    if r is not None:
+        centred = x - d["mean"] if "mean" in d.node.outputs else x
+        slopes.append(-count * r * d["inv_var"] * d["inv_var"] * d["inv_var"] * centred)
+    for slope in slopes if "input" in d.wanted else []:
+        made["input"] = slope if made["input"] is None else made["input"] + slope
+    return made
+
+
+def _through_y(d: Transposed, given: Term) -> dict[str, Term | None]:
+    statistics = {"inv_variance": d["inv_var"]} | ({"mean": d["mean"]} if "mean" in d.node.outputs else {})
+    without = ("bias", "epsilon", "momentum", "norm_forward_phase", *_NO_GRADIENT)
+    gradients = d.backward_node(f"{d.node.operation.name}_backward", {"grad": d.full("Y")} | statistics, without)
+    ports = {"input": "DX", "scale": "DScale"} | ({"bias": "DBias"} if "scale" in d.node.inputs else {})
+    made: dict[str, Term | None] = {port: gradients[name] for port, name in ports.items() if port in d.wanted}
+    if "bias" in d.wanted and "bias" not in made:
+        made["bias"] = d.fold(given, "bias", d.node.outputs["Y"].dim)
+    return made
+
+
+def _inference_derivative(d: Transposed) -> Mapping[str, Term]:
+    slopes: dict[str, Callable[[], Term]] = {
+        "input": lambda: d.ct * d["inv_variance"] * d["scale"],
+        "mean": lambda: -d.ct * d["inv_variance"] * d["scale"],
+        "inv_variance": lambda: d.ct * (d["input"] - d["mean"]) * d["scale"],
+        "scale": lambda: d.ct * (d["input"] - d["mean"]) * d["inv_variance"],
+        "bias": lambda: d.ct,
+    }
+    return {port: d.fold(slopes[port](), port) for port in d.wanted}
 
 
 _CENTRED = "Y = (input - mean) * rsqrt(variance + epsilon) * scale + bias, mean and variance over"
@@ -257,6 +304,8 @@ _BATCH = (
         inputs=(_INPUT, *(_weight(name, _CHANNELS) for name in _STATISTIC_PORTS), *_OF_CHANNELS),
         outputs=(_Y,),
         rules=(*CHANNEL_RULES, *(has_dim(port, weight_dim, "the channels") for port in _STATISTIC_PORTS)),
+        derivative=_inference_derivative,
+        rebuilt=True,
     ),
     _backward("batchnorm", _OF_CHANNELS[0], _BOTH, CHANNEL_RULES, peers=(_PEERS,)),
 )

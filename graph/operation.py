@@ -17,10 +17,13 @@ from cudnn_jax.graph.types import data_type
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
     from cudnn_jax.graph.tensor import Tensor
+    from cudnn_jax.graph.transposed import Transposed
 
 Symbols = dict[str, int]
 Layout = tuple[Dims, Dims]
 """(dim, stride)"""
+
+Derivative = Callable[["Transposed"], Mapping[str, Any]]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -115,6 +118,10 @@ class Operation(NamedTuple):
       settle: brings different spellings of one meaning into one.
       rules: what must hold beyond the ports' shapes.
       python_only: whether engines of Python alone run it: the cuDNN backend has no such node.
+      derivative: a node whose outputs have cotangents -> gradients by input port; of ports that it leaves out there are
+        none, and None is a gradient of 0. No rule if None: the operation is then not differentiated.
+      differentiated: parameters that a node has in a forward whose gradients are wanted.
+      rebuilt: whether a backward makes a node's outputs again rather than have the forward keep them.
     """
 
     name: str
@@ -130,6 +137,9 @@ class Operation(NamedTuple):
     settle: Callable[[dict[str, Any]], None] | None = None
     rules: tuple[Callable[[Node, Symbols], None], ...] = ()
     python_only: bool = False
+    derivative: Derivative | None = None
+    differentiated: Mapping[str, Any] = _NOTHING
+    rebuilt: bool = False
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
@@ -12,6 +14,73 @@ from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
+
+Slope = Callable[["Transposed", "Term", int], "Term"]
+"""(a reduction, its cotangent, how many elements make one) -> the gradient of its input; it may be narrow."""
+
+
+def _extreme(mode: str, of: Callable[[Term], Term], sign: Callable[[Term], Term] | None = None) -> Slope:
+    """Of the largest or smallest of the elements, which equal ones share evenly."""
+
+    def slope(d: Transposed, ct: Term, count: int) -> Term:
+        x = d["input"]
+        values = of(x)
+        # Folded again, in the type of the elements: the output may be rounded to another.
+        found = values.total(_made_dim(d), mode)
+        found.tensor.set_data_type(values.tensor.data_type)
+        hits = values.mode("cmp_eq", found)
+        share = ct * hits / hits.total(_made_dim(d))
+        return share if sign is None else share * sign(x)
+
+    return slope
+
+
+def _made_dim(d: Transposed) -> Dims:
+    return d.node.outputs["OUT_0"].dim
+
+
+def _product_slope(d: Transposed, ct: Term, count: int) -> Term:
+    """The product of all other elements, of which some may be 0."""
+    x = d["input"]
+    zero = x.mode("cmp_eq", 0.0)
+    others = zero.total(_made_dim(d)) - zero
+    without = ct * x.total(_made_dim(d), "MUL_NO_ZEROS") / x.mode("cmp_eq", 0.0).where(1.0, x)
+    return others.mode("cmp_eq", 0.0).where(without, 0.0)
+
+
+def _product_of_others(d: Transposed, ct: Term, count: int) -> Term:
+    x = d["input"]
+    others = ct * x.total(_made_dim(d), "MUL_NO_ZEROS") / x.mode("cmp_eq", 0.0).where(1.0, x)
+    return x.mode("cmp_eq", 0.0).where(0.0, others)
+
+
+_SLOPES: dict[str, Slope] = {
+    "ADD": lambda d, ct, count: ct,
+    "AVG": lambda d, ct, count: ct * (1.0 / count),
+    "MUL": _product_slope,
+    "MUL_NO_ZEROS": _product_of_others,
+    "MAX": _extreme("MAX", lambda x: x),
+    "MIN": _extreme("MIN", lambda x: x),
+    "AMAX": _extreme("MAX", lambda x: x.abs(), lambda x: x.sign()),
+    "NORM1": lambda d, ct, count: ct * d["input"].sign(),
+    "NORM2": lambda d, ct, count: ct * d["input"] / d["input"].total(_made_dim(d), "NORM2"),
+}
+
+
+def _reduction_derivative(d: Transposed) -> Mapping[str, Term]:
+    if "group_offset" in d.node.inputs:
+        d.refuse("it folds within groups")
+    count = prod(d.node.inputs["input"].dim) // max(prod(_made_dim(d)), 1)
+    return {"input": _SLOPES[d.node.params["mode"]](d, d.ct, count)}
+
+
+def _genstats_derivative(d: Transposed) -> Mapping[str, Term]:
+    total, squares = d.cotangent("SUM"), d.cotangent("SQ_SUM")
+    parts = [] if total is None else [total]
+    parts += [] if squares is None else [2.0 * squares * d["input"]]
+    return {"input": parts[0] if len(parts) == 1 else parts[0] + parts[1]}
+
 
 MODES = ("ADD", "MUL", "MIN", "MAX", "AMAX", "AVG", "NORM1", "NORM2", "MUL_NO_ZEROS")
 _FOLDED = "each 1, which is folded, or the input's {dim}"
@@ -64,6 +133,7 @@ REDUCTION = Operation(
             required=True,
         ),
     ),
+    derivative=_reduction_derivative,
 )
 
 GENSTATS = Operation(
@@ -75,4 +145,5 @@ GENSTATS = Operation(
         Output("SUM", "(1, C, 1, ...), float32.", _channels, type=data_type.FLOAT),
         Output("SQ_SUM", "(1, C, 1, ...), float32.", _channels, type=data_type.FLOAT),
     ),
+    derivative=_genstats_derivative,
 )

@@ -9,6 +9,8 @@ where cos and sin are of the angles `freqs`; the gradient rotates back.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
@@ -18,6 +20,7 @@ from cudnn_jax.graph.shapes import refuse, same_as
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 
 def rotated(node: Node) -> int:
@@ -38,6 +41,23 @@ def _rotation(node: Node, symbols: Symbols) -> None:
         )
 
 
+def _derivative(d: Transposed) -> Mapping[str, Term]:
+    """Either operation is the transpose of the other, and a derivative by an angle is a turn by a right one more."""
+    (port, _), (out,) = d.node.inputs, d.node.outputs
+    forward = d.node.operation.name == "rope"
+    given, made = d.full(out), {}
+    if port in d.wanted:
+        made[port] = d.term("rope_backward" if forward else "rope", given, d["freqs"], **d.options)
+    if "freqs" in d.wanted:
+        x, width = d[port], rotated(d.node)
+        last = {len(x.dim) - 1: (x.dim[-1] - width, x.dim[-1])}
+        one, other = (each.sliced(last) for each in ((x, given) if forward else (given, x)))
+        scale = d.node.params["output_scale"]
+        product = other * d.term("rope", one, d["freqs"] + math.pi / 2, output_scale=scale)
+        made["freqs"] = d.fold(product, "freqs", (*x.dim[:-1], width))
+    return made
+
+
 def _rope(name: str, summary: str, port: Input, out: str) -> Operation:
     return Operation(
         name=name,
@@ -50,6 +70,8 @@ def _rope(name: str, summary: str, port: Input, out: str) -> Operation:
             Attribute("rope_dim", kinds.integer, "Elements that are rotated; 0 is all.", default=0),
         ),
         rules=(_rotation,),
+        derivative=_derivative,
+        rebuilt=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 
 def _same_elements(node: Node, dim: Dims) -> None:
@@ -70,6 +72,55 @@ def _one_type(node: Node, symbols: Symbols) -> None:
             refuse(node, port, f"has data type {kind.value}", f"{first.value}, the type of the first")
 
 
+def _reshape_derivative(d: Transposed) -> Mapping[str, Term]:
+    return {"input": d.full("OUT_0").reshaped(d.node.inputs["input"].dim)}
+
+
+def _transpose_derivative(d: Transposed) -> Mapping[str, Term]:
+    order = d.node.params["permutation"]
+    return {"input": d.ct.permuted(sorted(range(len(order)), key=order.__getitem__))}
+
+
+def _slice_derivative(d: Transposed) -> Mapping[str, Term]:
+    """The cotangent where it was taken from, 0 around it."""
+    made, x = d.full("OUT_0"), d["input"]
+
+    def between(axis: int, size: int) -> Term:
+        """Zeros in the dims of what is made, but for `size` along an axis."""
+        dim = made.dim
+        return x.sliced({at: (0, size if at == axis else dim[at]) for at in range(len(dim))}).zeros()
+
+    for axis, ((start, _, step), size) in enumerate(zip(bounds(d.node), x.dim, strict=True)):
+        count = made.dim[axis]
+        if count == 0:
+            return {"input": x.zeros()}
+        if step > 1 and count > 1:
+            # All but the last element with the gap behind it.
+            front, last = made.sliced({axis: (0, count - 1)}), made.sliced({axis: (count - 1, count)})
+            before, after = made.dim[:axis], made.dim[axis + 1 :]
+            gaps = between(axis, (count - 1) * (step - 1)).reshaped((*before, count - 1, step - 1, *after))
+            spaced = front.reshaped((*before, count - 1, 1, *after)).joined(axis + 1, gaps)
+            made = spaced.reshaped((*before, (count - 1) * step, *after)).joined(axis, last)
+        behind = size - start - made.dim[axis]
+        if start:
+            made = between(axis, start).joined(axis, made)
+        if behind:
+            made = made.joined(axis, between(axis, behind))
+    return {"input": made}
+
+
+def _concatenate_derivative(d: Transposed) -> Mapping[str, Term]:
+    axis, given, start = d.node.params["axis"], d.ct, 0
+    narrow = given.dim[axis] != d.node.outputs["OUT_0"].dim[axis]
+    made = {}
+    for port, tensor in d.node.inputs.items():
+        stop = start + tensor.dim[axis]
+        if port in d.wanted:
+            made[port] = given if narrow else given.sliced({axis: (start, stop)})
+        start = stop
+    return made
+
+
 _INPUT = Input("input", "A tensor.")
 
 SHAPE_OPS = (
@@ -89,6 +140,8 @@ SHAPE_OPS = (
                 default="VIEW_ONLY",
             ),
         ),
+        derivative=_reshape_derivative,
+        rebuilt=True,
     ),
     Operation(
         name="slice",
@@ -99,6 +152,8 @@ SHAPE_OPS = (
         attributes=(
             Attribute("slices", kinds.slices, "(start, stop) or (start, stop, step) of each axis.", required=True),
         ),
+        derivative=_slice_derivative,
+        rebuilt=True,
     ),
     Operation(
         name="transpose",
@@ -109,6 +164,8 @@ SHAPE_OPS = (
         attributes=(
             Attribute("permutation", kinds.integers, "The input's axis for each of the output's.", required=True),
         ),
+        derivative=_transpose_derivative,
+        rebuilt=True,
     ),
     Operation(
         name="concatenate",
@@ -121,5 +178,7 @@ SHAPE_OPS = (
             Attribute("in_place_index", kinds.integer, "The input that the output's buffer holds already."),
         ),
         rules=(_one_type,),
+        derivative=_concatenate_derivative,
+        rebuilt=True,
     ),
 )

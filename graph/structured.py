@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph import kinds
@@ -19,6 +20,7 @@ from cudnn_jax.graph.shapes import refuse
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
+    from cudnn_jax.graph.transposed import Term, Transposed
 
 
 def _matmul_layout(node: Node, symbols: Symbols) -> Layout:
@@ -31,6 +33,19 @@ def _matmul_layout(node: Node, symbols: Symbols) -> Layout:
     return dim, row_major(dim)
 
 
+def _matmul_derivative(d: Transposed) -> Mapping[str, Term]:
+    (*batch, m, n), k = d.node.outputs["C"].dim, d.node.inputs["A"].dim[-1]
+    given = d.ct
+    # What a product sums over cannot be narrow.
+    given = given if given.dim[-2:] == (m, n) else d.full("C")
+    made = {}
+    if "A" in d.wanted:
+        made["A"] = d.fold(given.mode("matmul", d["B"].flipped()), "A", (*batch, m, k))
+    if "B" in d.wanted:
+        made["B"] = d.fold(d["A"].flipped().mode("matmul", given), "B", (*batch, k, n))
+    return made
+
+
 MATMUL = Operation(
     name="matmul",
     type="MATMUL",
@@ -38,6 +53,7 @@ MATMUL = Operation(
     inputs=(Input("A", "(..., M, K)."), Input("B", "(..., K, N).")),
     outputs=(Output("C", "(..., M, N).", _matmul_layout),),
     attributes=(Attribute("padding", kinds.number, "What elements beyond an override length count as.", 0.0),),
+    derivative=_matmul_derivative,
 )
 
 _TABLES = (

@@ -19,15 +19,15 @@ REFERENCE = "xla"
 
 Pure = Callable[..., list[jax.Array]]
 """(*operands, names, config) -> the operation's results, in plain JAX."""
-Reverse = Callable[[Any, Mapping[str, Any], frozenset[str], Sequence[Any]], Mapping[str, Any]]
-"""(config, operands, names of those that move, cotangents of the results or None) -> cotangents of those that move."""
+Reverse = Callable[[Any, Mapping[str, Any], Sequence[Any], frozenset[str], Sequence[Any]], Mapping[str, Any]]
+"""(config, operands, what was kept, names of the operands that move, cotangents of the results or None) -> cotangents
+of those that move."""
+Keeping = Callable[[Any, Mapping[str, Any], frozenset[str], Any], tuple[Sequence[Any], Sequence[Any]]]
+"""(config, operands, names of those that move, notes) -> (the results, what the reverse needs beside the operands)."""
 
 
-def refusal(name: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"cudnn_jax.{name} has no forward-mode or second derivative: use reverse mode (jax.grad) once, or "
-        f"implementation={REFERENCE!r}"
-    )
+def refusal(name: str, what: str = "forward-mode or second derivative: use reverse mode (jax.grad) once") -> Exception:
+    return NotImplementedError(f"cudnn_jax.{name} has no {what}, or implementation={REFERENCE!r}")
 
 
 def define_backward(name: str, primitive: core.Primitive, pure: Pure) -> None:
@@ -42,21 +42,33 @@ def define_backward(name: str, primitive: core.Primitive, pure: Pure) -> None:
 
 
 def define_forward(
-    name: str, primitive: core.Primitive, abstract: Callable[..., Any], pure: Pure, reverse: Reverse
+    name: str,
+    primitive: core.Primitive,
+    abstract: Callable[..., Any],
+    pure: Pure,
+    reverse: Reverse,
+    keeping: Keeping | None = None,
 ) -> None:
-    """A forward's derivative, whose transpose is `reverse`. `abstract` is the primitive's rule."""
+    """A forward's derivative, whose transpose is `reverse`. `abstract` is the primitive's rule.
+
+    `keeping` runs the forward in the primitive's place; the operands are all that is kept if None.
+    """
     tangent = core.Primitive(f"cudnn_jax.{name}.tangent")
     tangent.multiple_results = True
 
     def jvp(primals: Any, tangents: Any, *, names: Sequence[str], config: Any, notes: Any) -> Any:
         moving = {each: t for each, t in zip(names, tangents, strict=True) if type(t) is not ad.Zero}
-        out = primitive.bind(*primals, names=names, config=config, notes=notes)
-        return out, tangent.bind(*primals, *moving.values(), names=names, moving=tuple(moving), config=config)
+        if keeping is None:
+            out, kept = primitive.bind(*primals, names=names, config=config, notes=notes), ()
+        else:
+            operands = dict(zip(names, primals, strict=True))
+            out, kept = keeping(config, operands, frozenset(moving), notes)
+        return out, tangent.bind(*primals, *kept, *moving.values(), names=names, moving=tuple(moving), config=config)
 
     def run(*args: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> list[jax.Array]:
         if config.implementation != REFERENCE:
-            raise refusal(name)
-        given = dict(zip(moving, args[len(names) :], strict=True))
+            raise refusal(name) if keeping is None else refusal(name, "forward mode: use reverse mode (jax.grad)")
+        given = dict(zip(moving, args[len(args) - len(moving) :], strict=True))
         primals = args[: len(names)]
         tangents = [given.get(each, ad.Zero(jax.typeof(x))) for each, x in zip(names, primals, strict=True)]
         made: list[jax.Array] = _pushed(partial(pure, names=names, config=config), primals, tangents)[1]
@@ -65,8 +77,9 @@ def define_forward(
     def transpose(cotangents: Any, *args: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> list[Any]:
         operands = dict(zip(names, args[: len(names)], strict=True))
         given = [None if type(ct) is ad.Zero else ct for ct in cotangents]
-        made = reverse(config, operands, frozenset(moving), given)
-        return [None] * len(names) + [made[each] for each in moving]
+        kept = args[len(names) : len(args) - len(moving)]
+        made = reverse(config, operands, kept, frozenset(moving), given)
+        return [None] * (len(args) - len(moving)) + [made[each] for each in moving]
 
     def mapped(args: Any, axes: Any, **params: Any) -> Any:
         made = jax.vmap(partial(run, **params), in_axes=tuple(axes))(*args)

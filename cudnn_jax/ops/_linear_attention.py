@@ -248,7 +248,12 @@ class LinearAttention:
         return checkpoint_name(x, f"cudnn_jax.{self.name}.{'out' if name == 'O' else name}")
 
     def _reverse(
-        self, config: LinearConfig, operands: Mapping[str, Any], moving: frozenset[str], cotangents: Sequence[Any]
+        self,
+        config: LinearConfig,
+        operands: Mapping[str, Any],
+        kept: Sequence[Any],
+        moving: frozenset[str],
+        cotangents: Sequence[Any],
     ) -> Mapping[str, Any]:
         if "state_indices" in operands:
             raise NotImplementedError(

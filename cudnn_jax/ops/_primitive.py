@@ -81,6 +81,7 @@ class Operation:
       stacked: (config, operands) -> a function of the operands with the mapped axis in front and of notes, to the
         results by name with it in front, or None where folding is right.
       reverse: what transposes the operation's derivative, for `_derivative`.
+      keeping: what runs the forward for `reverse`, where that needs more than the operands.
       is_reverse: whether the operation is what another one's `reverse` calls.
     """
 
@@ -97,6 +98,7 @@ class Operation:
     unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
     stacked: Callable[[Any, Mapping[str, Any]], Callable[..., Mapping[str, Any]] | None] | None = None
     reverse: _derivative.Reverse | None = None
+    keeping: _derivative.Keeping | None = None
     is_reverse: bool = False
 
     def bind(self, config: Any, operands: Mapping[str, Any], notes: tuple[str, ...] = ()) -> dict[str, jax.Array]:
@@ -136,6 +138,7 @@ def register(operation: Operation) -> Operation:
             partial(_abstract_eval, operation),
             partial(_reference, operation),
             operation.reverse,
+            operation.keeping,
         )
     elif operation.is_reverse:
         _derivative.define_backward(operation.name, primitive, partial(_reference, operation))

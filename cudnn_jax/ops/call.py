@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.program import is_dense, storage_order
 from cudnn_jax.graph import Tensor
+from cudnn_jax.graph.differentiation import Backward, Differentiable
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
 
@@ -29,7 +31,9 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
     """Runs a graph on JAX arrays, eagerly or under `jax.jit`.
 
     Arrays have the logical dims of their tensors. Where a tensor's strides are not row-major, the array is transposed
-    on its way in or out, and `explain` says so. There is no derivative and no `vmap` rule.
+    on its way in or out, and `explain` says so. Reverse mode (`jax.grad`) runs a graph too, the transpose of this one,
+    where every node between the inputs and the outputs in question has a derivative; so do further derivatives. With
+    `implementation="xla"` there is forward mode as well. There is no `vmap` rule.
 
     Args:
       graph: a `cudnn_jax.pygraph`; it is frozen by the call.
@@ -44,6 +48,7 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
       TypeError, ValueError: an array does not fit its tensor; the message names both.
       GraphValidationError: the graph breaks a rule of its own.
       GraphNotSupportedError: no engine serves the graph; the message holds every engine's reason.
+      NotImplementedError: a node has no derivative, and the message names it; or forward mode, or `vmap`.
     """
     if not isinstance(graph, pygraph):
         raise TypeError(f"graph is {type(graph).__name__}; the rule: a cudnn_jax.pygraph")
@@ -60,8 +65,12 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
     pairs = enumerate(zip(arrays, inputs, strict=True))
     operands = {_name("in", at): _fitted(array, tensor) for at, (array, tensor) in pairs}
     notes = tuple(note for tensor in (*inputs, *outputs) if (note := _copied(tensor)))
-    made = CALL.bind(CallConfig(graph.hash(), graph, implementation), match_manual_axes(operands), notes)
-    return tuple(made[_name("out", at)] for at in range(len(outputs)))
+    return tuple(CALL.bind(_config(graph, implementation), match_manual_axes(operands), notes).values())
+
+
+def _config(graph: pygraph, implementation: str | None) -> CallConfig:
+    graph.freeze()
+    return CallConfig(graph.hash(), graph, implementation)
 
 
 def _name(side: str, position: int) -> str:
@@ -110,6 +119,60 @@ def _results(config: CallConfig, avals: Avals) -> Mapping[str, jax.ShapeDtypeStr
     }
 
 
+# Derivative
+
+
+@lru_cache(maxsize=256)
+def _differentiable(config: CallConfig, wanted: frozenset[int]) -> Differentiable:
+    try:
+        return Differentiable(config.graph, wanted)
+    except NotImplementedError as error:
+        raise _without_derivative(error) from None
+
+
+@lru_cache(maxsize=256)
+def _backward(config: CallConfig, wanted: frozenset[int], given: frozenset[int]) -> Backward:
+    try:
+        return _differentiable(config, wanted).backward(sorted(given))
+    except NotImplementedError as error:
+        raise _without_derivative(error) from None
+
+
+def _without_derivative(error: Exception) -> NotImplementedError:
+    return NotImplementedError(f"cudnn_jax.call: {error}; wrap it in jax.custom_vjp with a graph for each direction")
+
+
+def _positions(moving: frozenset[str]) -> frozenset[int]:
+    return frozenset(int(name.removeprefix("in")) for name in moving)
+
+
+def _keeping(
+    config: CallConfig, operands: Mapping[str, Any], moving: frozenset[str], notes: tuple[str, ...]
+) -> tuple[list[Any], list[Any]]:
+    """The graph's outputs, and what of the forward its backward may take."""
+    ready = _differentiable(config, _positions(moving))
+    made = list(CALL.bind(_config(ready.forward, config.implementation), operands, notes).values())
+    return [made[at] for at in ready.outputs], [made[at] for at in ready.kept]
+
+
+def _reverse(
+    config: CallConfig,
+    operands: Mapping[str, Any],
+    kept: Sequence[Any],
+    moving: frozenset[str],
+    cotangents: Sequence[Any],
+) -> dict[str, Any]:
+    given = frozenset(at for at, cotangent in enumerate(cotangents) if cotangent is not None)
+    backward = _backward(config, _positions(moving), given)
+    sides = {"input": list(operands.values()), "kept": kept, "cotangent": cotangents}
+    made: dict[str, Any] = {}
+    if backward.graph.nodes:
+        arrays = {_name("in", at): sides[side][position] for at, (side, position) in enumerate(backward.origins)}
+        made = CALL.bind(_config(backward.graph, config.implementation), match_manual_axes(arrays))
+    zeros = {name: jnp.zeros_like(operands[name]) for name in moving}
+    return zeros | {_name("in", at): made[_name("out", position)] for at, position in backward.gradients.items()}
+
+
 CALL = register(
     Operation(
         name="call",
@@ -117,6 +180,7 @@ CALL = register(
         results=_results,
         lead=_name("in", 0),
         batched=False,
-        derivative="derivative: wrap it in jax.custom_vjp with a graph for each direction",
+        reverse=_reverse,
+        keeping=_keeping,
     )
 )
