@@ -21,6 +21,12 @@ _EXPORTS = {
     "gdn2": "cudnn_jax.ops.gdn2",
     "gated_delta_net_v2": "cudnn_jax.ops.gdn2",
     "gdn2_step": "cudnn_jax.ops.gdn2",
+    "rms_norm": "cudnn_jax.ops.rms_norm",
+    "layer_norm": "cudnn_jax.ops.layer_norm",
+    "rope": "cudnn_jax.ops.rope",
+    "conv": "cudnn_jax.ops.conv",
+    "block_scale_quantize": "cudnn_jax.ops.block_scale",
+    "block_scale_dequantize": "cudnn_jax.ops.block_scale",
     "call": "cudnn_jax.ops.call",
     "pygraph": "cudnn_jax._graph",
     "explain": "cudnn_jax._explain",
@@ -62,7 +68,10 @@ if TYPE_CHECKING:
     from cudnn_jax.engines.versions import versions as versions
     from cudnn_jax.graph import GraphNotSupportedError as GraphNotSupportedError
     from cudnn_jax.graph import data_type as data_type
+    from cudnn_jax.ops.block_scale import block_scale_dequantize as block_scale_dequantize
+    from cudnn_jax.ops.block_scale import block_scale_quantize as block_scale_quantize
     from cudnn_jax.ops.call import call as call
+    from cudnn_jax.ops.conv import conv as conv
     from cudnn_jax.ops.gdn import gated_delta_net as gated_delta_net
     from cudnn_jax.ops.gdn import gdn as gdn
     from cudnn_jax.ops.gdn import gdn_step as gdn_step
@@ -72,6 +81,9 @@ if TYPE_CHECKING:
     from cudnn_jax.ops.kda import kda as kda
     from cudnn_jax.ops.kda import kda_step as kda_step
     from cudnn_jax.ops.kda import kimi_delta_attention as kimi_delta_attention
+    from cudnn_jax.ops.layer_norm import layer_norm as layer_norm
+    from cudnn_jax.ops.rms_norm import rms_norm as rms_norm
+    from cudnn_jax.ops.rope import rope as rope
     from cudnn_jax.ops.sdpa import sdpa as sdpa
 
 

@@ -86,6 +86,9 @@ def _gradients_of_ports(node: Node, symbols: Symbols) -> None:
 
 def _derivative(d: Transposed) -> Mapping[str, Term | None]:
     """By `sdpa_backward`: of O and of Stats."""
+    for port in d.node.outputs:
+        if port not in ("O", "Stats") and d.cotangent(port) is not None:
+            d.refuse(f"none of {port}")
     ports = {"o": d["O"], "stats": d["Stats"], "dO": d.full("O").typed(d.node.outputs["O"].data_type)}
     if d.cotangent("Stats") is not None:
         ports["dStats"] = d.full("Stats").typed(data_type.FLOAT)

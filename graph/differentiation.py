@@ -61,7 +61,8 @@ class Differentiable:
       kept: where among the forward's outputs those are that the backward may take.
 
     Raises:
-      NotImplementedError: a node between these inputs and an output has no derivative; the message names it.
+      NotImplementedError: between these inputs and each output there is a node without a derivative; the message names
+        it. `backward` raises it for the outputs that it holds for.
     """
 
     def __init__(self, graph: pygraph, wanted: Iterable[int]) -> None:
@@ -72,9 +73,9 @@ class Differentiable:
         self._inputs = self._copy.inputs
         self._taken: dict[int, Tensor] = {}
         # What the cotangents of several outputs need, those of one of them need too.
-        for at, tensor in enumerate(self._outputs):
-            if differentiable(tensor):
-                self.backward([at])
+        refusals = [self._learn(at) for at, tensor in enumerate(self._outputs) if differentiable(tensor)]
+        if refusals and all(refusals):
+            raise refusals[0]  # type: ignore[misc]
         inside = [tensor for tensor in self._taken.values() if tensor.is_virtual]
         for tensor in inside:
             tensor.set_output(True)
@@ -83,6 +84,16 @@ class Differentiable:
         self.outputs = tuple(position[id(tensor)] for tensor in self._outputs)
         self.kept = tuple(position[each] for each in self._taken)
         self.forward = self._copy if inside else graph
+
+    def _learn(self, position: int) -> NotImplementedError | None:
+        """Takes what the cotangent of one output needs; returns why that has no gradients, if so."""
+        before = dict(self._taken)
+        try:
+            self.backward([position])
+        except NotImplementedError as error:
+            self._taken = before
+            return error
+        return None
 
     def backward(self, given: Iterable[int]) -> Backward:
         """The graph of the gradients from the cotangents of the outputs at these positions."""
@@ -164,7 +175,7 @@ class _Walk:
     def start(self, position: int, tensor: Tensor) -> None:
         """Takes the cotangent of an output, the one at `position` of those that the caller knows."""
         if id(tensor) in self._moving:
-            made = self.graph.tensor(tensor.dim, tensor.stride, tensor.data_type, f"d_{tensor.name}")
+            made = self.graph.tensor(tensor.dim, tensor.stride, tensor.data_type, tensor.name and f"d_{tensor.name}")
             self._origins[id(made)] = Origin("cotangent", position)
             self._cotangents[id(tensor)] = made
 
@@ -194,13 +205,13 @@ class _Walk:
         rule = Transposed(self.graph, node, wanted, cotangents, self.value)
         if node.operation.derivative is None:
             rule.refuse()
-        if rule.compute not in FLOATS:
-            rule.refuse(f"it computes in {rule.compute.value}")
         gradients = node.operation.derivative(rule)
         for port in wanted:
             if port not in gradients:
                 rule.refuse(f"none by {port}")
             if gradients[port] is not None:
+                if rule.compute not in FLOATS:
+                    rule.refuse(f"it computes in {rule.compute.value}")
                 self._add(node.inputs[port], gradients[port], rule)
 
     def _add(self, tensor: Tensor, gradient: Term, rule: Transposed) -> None:

@@ -57,7 +57,7 @@ def _product_of_others(d: Transposed, ct: Term, count: int) -> Term:
 
 _SLOPES: dict[str, Slope] = {
     "ADD": lambda d, ct, count: ct,
-    "AVG": lambda d, ct, count: ct * (1.0 / count),
+    "AVG": lambda d, ct, count: ct * (1.0 / max(count, 1)),
     "MUL": _product_slope,
     "MUL_NO_ZEROS": _product_of_others,
     "MAX": _extreme("MAX", lambda x: x),

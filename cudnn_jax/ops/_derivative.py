@@ -21,7 +21,7 @@ Pure = Callable[..., list[jax.Array]]
 """(*operands, names, config) -> the operation's results, in plain JAX."""
 Reverse = Callable[[Any, Mapping[str, Any], Sequence[Any], frozenset[str], Sequence[Any]], Mapping[str, Any]]
 """(config, operands, what was kept, names of the operands that move, cotangents of the results or None) -> cotangents
-of those that move."""
+of those that move, None for 0."""
 Keeping = Callable[[Any, Mapping[str, Any], frozenset[str], Any], tuple[Sequence[Any], Sequence[Any]]]
 """(config, operands, names of those that move, notes) -> (the results, what the reverse needs beside the operands)."""
 
@@ -79,7 +79,9 @@ def define_forward(
         given = [None if type(ct) is ad.Zero else ct for ct in cotangents]
         kept = args[len(names) : len(args) - len(moving)]
         made = reverse(config, operands, kept, frozenset(moving), given)
-        return [None] * (len(args) - len(moving)) + [made[each] for each in moving]
+        zeros = {each: ad.Zero(jax.typeof(operands[each]).to_tangent_aval()) for each in moving}
+        gradients = [zeros[each] if made[each] is None else made[each] for each in moving]
+        return [None] * (len(args) - len(moving)) + gradients
 
     def mapped(args: Any, axes: Any, **params: Any) -> Any:
         made = jax.vmap(partial(run, **params), in_axes=tuple(axes))(*args)

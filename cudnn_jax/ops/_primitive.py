@@ -136,12 +136,12 @@ def register(operation: Operation) -> Operation:
             operation.name,
             primitive,
             partial(_abstract_eval, operation),
-            partial(_reference, operation),
+            partial(reference, operation),
             operation.reverse,
             operation.keeping,
         )
     elif operation.is_reverse:
-        _derivative.define_backward(operation.name, primitive, partial(_reference, operation))
+        _derivative.define_backward(operation.name, primitive, partial(reference, operation))
     OPERATIONS[operation.name] = operation
     PRIMITIVES[operation.name] = primitive
     return operation
@@ -294,7 +294,7 @@ def _inline(
     return run
 
 
-def _reference(operation: Operation, *arrays: jax.Array, names: Sequence[str], config: Any) -> list[jax.Array]:
+def reference(operation: Operation, *arrays: jax.Array, names: Sequence[str], config: Any) -> list[jax.Array]:
     """The operation in plain JAX, whatever the platform: what is traced has derivatives of its own."""
     avals = {name: jax.typeof(array) for name, array in zip(names, arrays, strict=True)}
     built = operation.build(config, avals)
@@ -402,14 +402,15 @@ def _batch(
     notes: tuple[str, ...],
 ) -> tuple[list[jax.Array], list[int]]:
     """Folds the mapped axis into the batch. An operand that lacks it is repeated only where it must be, and said."""
-    if not operation.batched:
-        raise NotImplementedError(
-            f"cudnn_jax.{operation.name} has no vmap rule: give it the whole batch, or use jax.lax.map"
-        )
     operands = dict(zip(names, args, strict=True))
     if operation.unfolded is not None and (fn := operation.unfolded(config, operands)) is not None:
         made = jax.vmap(fn, in_axes=(dict(zip(names, axes, strict=True)),))(operands)
         return made, [0] * len(made)
+    if not operation.batched:
+        raise NotImplementedError(
+            f"cudnn_jax.{operation.name} has no vmap rule: give it the whole batch, or use jax.lax.map or "
+            f"implementation={_derivative.REFERENCE!r}"
+        )
     size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
     if operation.stacked is not None and (run := operation.stacked(config, operands)) is not None:
         moved = {name: _stacked(arg, axis, size) for name, arg, axis in zip(names, args, axes, strict=True)}

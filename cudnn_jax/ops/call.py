@@ -15,7 +15,8 @@ from cudnn_jax.engines.program import is_dense, storage_order
 from cudnn_jax.graph import Tensor
 from cudnn_jax.graph.differentiation import Backward, Differentiable
 from cudnn_jax.ops import _arguments as check
-from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
+from cudnn_jax.ops._derivative import REFERENCE
+from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, reference, register
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
     Arrays have the logical dims of their tensors. Where a tensor's strides are not row-major, the array is transposed
     on its way in or out, and `explain` says so. Reverse mode (`jax.grad`) runs a graph too, the transpose of this one,
     where every node between the inputs and the outputs in question has a derivative; so do further derivatives. With
-    `implementation="xla"` there is forward mode as well. There is no `vmap` rule.
+    `implementation="xla"` there are forward mode and `vmap` as well.
 
     Args:
       graph: a `cudnn_jax.pygraph`; it is frozen by the call.
@@ -64,8 +65,14 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
         _check_representable(tensor)
     pairs = enumerate(zip(arrays, inputs, strict=True))
     operands = {_name("in", at): _fitted(array, tensor) for at, (array, tensor) in pairs}
-    notes = tuple(note for tensor in (*inputs, *outputs) if (note := _copied(tensor)))
-    return tuple(CALL.bind(_config(graph, implementation), match_manual_axes(operands), notes).values())
+    return tuple(_run(graph, implementation, match_manual_axes(operands)))
+
+
+def _run(graph: pygraph, implementation: str | None, operands: Mapping[str, Any]) -> list[jax.Array]:
+    """The outputs of a graph; what is copied on its way in or out is noted."""
+    config = _config(graph, implementation)
+    notes = tuple(note for tensor in (*graph.inputs, *graph.outputs) if (note := _copied(tensor)))
+    return list(CALL.bind(config, operands, notes).values())
 
 
 def _config(graph: pygraph, implementation: str | None) -> CallConfig:
@@ -151,7 +158,7 @@ def _keeping(
 ) -> tuple[list[Any], list[Any]]:
     """The graph's outputs, and what of the forward its backward may take."""
     ready = _differentiable(config, _positions(moving))
-    made = list(CALL.bind(_config(ready.forward, config.implementation), operands, notes).values())
+    made = _run(ready.forward, config.implementation, operands)
     return [made[at] for at in ready.outputs], [made[at] for at in ready.kept]
 
 
@@ -165,12 +172,19 @@ def _reverse(
     given = frozenset(at for at, cotangent in enumerate(cotangents) if cotangent is not None)
     backward = _backward(config, _positions(moving), given)
     sides = {"input": list(operands.values()), "kept": kept, "cotangent": cotangents}
-    made: dict[str, Any] = {}
-    if backward.graph.nodes:
+    gradients: dict[str, Any] = dict.fromkeys(moving)
+    if backward.gradients:
         arrays = {_name("in", at): sides[side][position] for at, (side, position) in enumerate(backward.origins)}
-        made = CALL.bind(_config(backward.graph, config.implementation), match_manual_axes(arrays))
-    zeros = {name: jnp.zeros_like(operands[name]) for name in moving}
-    return zeros | {_name("in", at): made[_name("out", position)] for at, position in backward.gradients.items()}
+        made = _run(backward.graph, config.implementation, match_manual_axes(arrays))
+        gradients |= {_name("in", at): made[position] for at, position in backward.gradients.items()}
+    return gradients
+
+
+def _unfolded(config: CallConfig, operands: Mapping[str, Any]) -> Any:
+    """The graph in plain JAX, which `vmap` knows, where that is what is asked for."""
+    if config.implementation != REFERENCE:
+        return None
+    return lambda each: reference(CALL, *each.values(), names=tuple(each), config=config)
 
 
 CALL = register(
@@ -180,6 +194,7 @@ CALL = register(
         results=_results,
         lead=_name("in", 0),
         batched=False,
+        unfolded=_unfolded,
         reverse=_reverse,
         keeping=_keeping,
     )

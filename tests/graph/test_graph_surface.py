@@ -101,3 +101,14 @@ def test_the_tables_are_closed() -> None:
         OPERATIONS["sdpa"].expand["bias"] = tuple
     with pytest.raises(AttributeError):
         OPERATIONS["add"].name = "sub"
+
+
+WITHOUT_DERIVATIVE = {
+    *("rmsnorm_backward", "layernorm_backward", "adalayernorm_backward", "instancenorm_backward"),
+    *("batchnorm_backward", "sdpa_backward", "sdpa_fp8", "sdpa_fp8_backward", "sdpa_mxfp8", "sdpa_mxfp8_backward"),
+    *("gdn_bwd", "kda_bwd", "gdn2_bwd"),
+}
+
+
+def test_every_other_operation_names_its_derivative() -> None:
+    assert {name for name, operation in OPERATIONS.items() if operation.derivative is None} == WITHOUT_DERIVATIVE

@@ -24,6 +24,8 @@ import random_graphs
 
 Array = np.ndarray[Any, Any]
 Formula = Callable[..., Any]
+QUICK = {"xla_backend_optimization_level": "0"}
+"""For compiling what runs once."""
 DOUBLE = {kind: "float64" for kind in ("io_data_type", "intermediate_data_type", "compute_data_type")}
 
 
@@ -65,7 +67,9 @@ def check(
 
         like = [jnp.empty(tensor.dim, tensor.data_type.value) for tensor in graph.outputs]
         cotangents = draw(like, rng)
-        results, expected = (jax.jit(partial(pulled, fn))(cotangents) for fn in (graph.as_jax(), formula))
+        results, expected = (
+            jax.jit(partial(pulled, fn), compiler_options=QUICK)(cotangents) for fn in (graph.as_jax(), formula)
+        )
         for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
             close(x, y, tolerance)
 
@@ -177,7 +181,7 @@ def test_every_pointwise_mode(rng: np.random.Generator) -> None:
                 gradients, pull, made = jax.vjp(gradient, *at, has_aux=True)
                 return made, gradients, pull(second)
 
-            return jax.jit(both)(first, given)
+            return jax.jit(both, compiler_options=QUICK)(first, given)
 
         results, expected = twice(graph.as_jax()), twice(formula)
         for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
@@ -515,7 +519,7 @@ def test_further_derivatives_of_a_layer(rng: np.random.Generator) -> None:
                 inner = jax.grad(lambda given: jnp.sin(fn(*given)[0]).sum())(given)
                 return sum((x * y).sum() for x, y in zip(inner, direction, strict=True))
 
-            return jax.jit(jax.grad(slope))(given)
+            return jax.jit(jax.grad(slope), compiler_options=QUICK)(given)
 
         def ahead(fn: Formula) -> Any:
             return jax.jit(partial(jax.jvp, lambda given: fn(*given)[0]))((given,), (direction,))
@@ -647,6 +651,29 @@ REFUSED = [
 def test_a_node_without_a_derivative_is_named(refused: Formula, words: str) -> None:
     with pytest.raises(NotImplementedError, match=f"^cudnn_jax.call: {words}.*; wrap it in jax.custom_vjp"):
         refused()
+
+
+def test_an_output_without_a_derivative_leaves_the_others_theirs() -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    x, starts = graph.tensor((1, 4, 3)), graph.tensor((2, 1, 1), data_type="int32")
+    outputs((graph.reduction(x, starts, mode="ADD").set_dim((2, 1, 3)), graph.sin(x)))
+    offsets = jnp.array([0, 2], jnp.int32).reshape(2, 1, 1)
+    value = jnp.ones((1, 4, 3))
+    _, pull = jax.vjp(lambda x: graph.as_jax()(x, offsets)[1], value)
+    close(pull(value)[0], np.cos(value), 1e-6)
+    with pytest.raises(NotImplementedError, match="it folds within groups"):
+        jax.grad(lambda x: sum(each.sum() for each in graph.as_jax()(x, offsets)))(value)
+
+
+def test_steps_have_no_slope_whatever_they_compute_in(rng: np.random.Generator) -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    x = graph.tensor((3,))
+    condition = graph.logical_and(x, x, compute_data_type="bool")
+    outputs((graph.binary_select(x, graph.neg(x), condition), graph.reduction(x, mode="AVG").set_dim((1,))))
+    value = jnp.asarray([1.0, 0.0, -2.0], jnp.float32)
+    made, pull = jax.vjp(graph.as_jax(), value)
+    first, second = draw(made, rng)
+    close(pull((first, second))[0], first * np.array([1, -1, 1]) + second / 3, 1e-6)
 
 
 def test_other_transformations_are_refused_by_name() -> None:

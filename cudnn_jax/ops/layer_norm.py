@@ -1,0 +1,43 @@
+"""Layer norm: `cudnn_jax.layer_norm`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from cudnn_jax.ops._norm import normalise
+
+
+def layer_norm(
+    x: Any,
+    scale: Any = None,
+    bias: Any = None,
+    *,
+    axis: int | Sequence[int] = -1,
+    epsilon: float = 1e-6,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Layer norm, (x - mean(x)) / sqrt(variance(x) + epsilon) * scale + bias, mean and variance over `axis`.
+
+    As in Ba, Kiros and Hinton, "Layer Normalization" (2016); the variance is the mean of squares, not corrected.
+    Computed in float32, in float64 where x is.
+
+    Args:
+      x: any shape; bfloat16, float16, float32, or float64 in JAX's 64-bit mode.
+      scale, bias: x's dims along `axis`, in x's order of axes: (D,) for the last; any of x's types. 1 and 0 by default.
+      axis: the axes that are normalised, each at least 1 long.
+      epsilon: a Python number, at least 0.
+      implementation: None for the ranked plan list; "cudnn", "xla", or the name of an engine or plan.
+
+    Returns:
+      x's shape and dtype. Gradients of x, scale and bias are each in its dtype, and need the forward's mean and rsqrt
+      besides, float32, which it then gives.
+
+    Raises:
+      TypeError, ValueError: an argument breaks its rule; the message names it.
+      NotImplementedError: `vmap`, forward mode or a second derivative, unless `implementation` is "xla".
+      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+    """
+    return normalise("layernorm", x, scale, bias, axis=axis, epsilon=epsilon, implementation=implementation)
