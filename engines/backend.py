@@ -106,8 +106,8 @@ def propose(
         lowered = lower(graph, target)
     except (GraphNotSupportedError, _ffi.LibraryNotFound) as error:
         return None, [], [Decline(NAME, str(error))]
-    if not opted_in(BACKEND_UNPROVEN) and (new := backend_compared.not_compared(graph)):
-        reason = f"node type {new}: its plans were not compared on a GPU yet; {BACKEND_UNPROVEN}=1 offers them"
+    if not opted_in(BACKEND_UNPROVEN) and (what := backend_compared.not_compared(graph)):
+        reason = f"{what}: its plans were not compared on a GPU yet; {BACKEND_UNPROVEN}=1 offers them"
         return None, [], [Decline(NAME, reason)]
     session = BackendSession(graph, target, lowered, {}, prefill)
     plans: list[PlanConfig] = []

@@ -253,6 +253,32 @@ def test_a_graph_of_two_nodes_of_one_family_belongs_to_none() -> None:
     assert config.engine_id == 21_999
 
 
+def test_plans_of_what_was_not_compared_are_opt_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lowered:
+        def plan_count(self) -> int:
+            return 0
+
+        def create_execution_plans(self, mode: str) -> None:
+            pass
+
+    monkeypatch.setattr(backend._ffi, "BackendGraph", lambda *_: Lowered())
+    monkeypatch.setattr(backend.libraries, "locate", lambda: None)
+    one, two, fold = (pygraph(io_data_type=data_type.FLOAT) for _ in range(3))
+    for graph, products in ((one, 1), (two, 2)):
+        for _ in range(products):
+            graph.matmul(graph.tensor((1, 2, 3)), graph.tensor((1, 3, 2))).set_output(True)
+    fold.reduction(fold.tensor((2, 3)), mode="ADD").set_dim((2, 1)).set_output(True)
+
+    def refused(graph: pygraph) -> str | None:
+        session, _, declines = backend.propose(graph, CPU, ("A",), {})
+        return declines[0].reason.partition(":")[0] if session is None else None
+
+    expected = [None, "a graph of 2 products", "node type REDUCTION"]
+    assert [refused(graph) for graph in (one, two, fold)] == expected
+    monkeypatch.setenv("CUDNN_JAX_CUDNN_UNPROVEN", "1")
+    assert [refused(graph) for graph in (one, two, fold)] == [None, None, None]
+
+
 def test_the_generic_reference_ranks_behind_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a graph has no family, and where the family's own reference cannot express it."""
     plan = PlanConfig(4, engine="cudnn", kind="cudnn", mode="A")
