@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 class Origin(NamedTuple):
     """What an input of a backward is: an "input" of the forward, the "cotangent" of an output, or "kept".
 
-    `position` is among the inputs or outputs of the graph that is differentiated, or in `Differentiable.kept`.
+    `position` is among the inputs or outputs of the graph that is differentiated, or in `Differentiable.kept`. Where
+    `order` is not empty, the axes are in that order.
     """
 
     side: str
     position: int
+    order: tuple[int, ...] = ()
 
 
 class Backward(NamedTuple):
@@ -171,6 +173,7 @@ class _Walk:
         self._values: dict[int, Tensor] = {}
         self._cotangents: dict[int, Tensor] = {}
         self._origins: dict[int, Origin] = {}
+        self._views: dict[tuple[Origin, tuple[int, ...]], Tensor] = {}
 
     def start(self, position: int, tensor: Tensor) -> None:
         """Takes the cotangent of an output, the one at `position` of those that the caller knows."""
@@ -202,7 +205,7 @@ class _Walk:
         }
         if not wanted:
             return
-        rule = Transposed(self.graph, node, wanted, cotangents, self.value)
+        rule = Transposed(self.graph, node, wanted, cotangents, self)
         if node.operation.derivative is None:
             rule.refuse()
         gradients = node.operation.derivative(rule)
@@ -224,6 +227,19 @@ class _Walk:
         if id(tensor) not in self._values:
             self._values[id(tensor)] = self._valued(tensor)
         return self._values[id(tensor)]
+
+    def view(self, tensor: Tensor, order: tuple[int, ...]) -> Tensor | None:
+        """What the caller gives for a tensor of the backward, its axes in another order; None of what a node makes."""
+        if id(tensor) not in self._origins:
+            return None
+        origin = self._origins[id(tensor)]
+        whole = tuple(origin.order[axis] for axis in order) if origin.order else order
+        if (origin, whole) not in self._views:
+            dim, stride = (tuple(each[axis] for axis in order) for each in (tensor.dim, tensor.stride))
+            made = self.graph.tensor(dim, stride, tensor.data_type, tensor.name)
+            self._origins[id(made)] = origin._replace(order=whole)
+            self._views[origin, whole] = made
+        return self._views[origin, whole]
 
     def _valued(self, tensor: Tensor) -> Tensor:
         node = tensor.producer

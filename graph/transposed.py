@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from cudnn_jax.graph.call import restore
 from cudnn_jax.graph.canonical import given_params
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from cudnn_jax.graph.node import Node
     from cudnn_jax.graph.pygraph import pygraph
     from cudnn_jax.graph.tensor import Tensor
+
+
+class Source(Protocol):
+    """Where a rule's values come from."""
+
+    def value(self, tensor: Tensor) -> Tensor:
+        """A tensor of the forward, in the backward."""
+
+    def view(self, tensor: Tensor, order: tuple[int, ...]) -> Tensor | None:
+        """What the caller gives for a tensor of the backward, its axes in another order; None of what a node makes."""
+
 
 FLOATS = frozenset({data_type.FLOAT, data_type.DOUBLE, data_type.HALF, data_type.BFLOAT16})
 """The types to compute gradients in."""
@@ -32,6 +43,7 @@ class Transposed:
       node: the forward's.
       wanted: the input ports whose gradients are wanted.
       compute: the type that the node computes in.
+      source: of values.
     """
 
     def __init__(
@@ -40,7 +52,7 @@ class Transposed:
         node: Node,
         wanted: tuple[str, ...],
         cotangents: Mapping[str, Tensor],
-        value: Callable[[Tensor], Tensor],
+        source: Source,
     ) -> None:
         self.graph = graph
         self.node = node
@@ -48,11 +60,11 @@ class Transposed:
         own, whole = node.compute_data_type, node._graph.compute_data_type
         self.compute = whole if own is data_type.NOT_SET else own
         self._cotangents = cotangents
-        self._value = value
+        self.source = source
 
     def __getitem__(self, port: str) -> Term:
         """The forward's value at a port."""
-        return Term(self, self._value(self._tensor(port)))
+        return Term(self, self.source.value(self._tensor(port)))
 
     def _tensor(self, port: str) -> Tensor:
         return {**self.node.inputs, **self.node.outputs}[port]
@@ -247,7 +259,9 @@ class Term:
 
     def permuted(self, order: Any) -> Term:
         """With the axes in another order."""
-        return self.mode("transpose", permutation=tuple(order))
+        # Not every cuDNN has the operation; what the caller gives needs none.
+        view = self._rule.source.view(self.tensor, tuple(order))
+        return self.mode("transpose", permutation=tuple(order)) if view is None else Term(self._rule, view)
 
     def flipped(self) -> Term:
         """With the last two axes swapped."""

@@ -174,7 +174,8 @@ def _reverse(
     sides = {"input": list(operands.values()), "kept": kept, "cotangent": cotangents}
     gradients: dict[str, Any] = dict.fromkeys(moving)
     if backward.gradients:
-        arrays = {_name("in", at): sides[side][position] for at, (side, position) in enumerate(backward.origins)}
+        taken = [(sides[side][position], order) for side, position, order in backward.origins]
+        arrays = {_name("in", at): x.transpose(order) if order else x for at, (x, order) in enumerate(taken)}
         made = _run(backward.graph, config.implementation, match_manual_axes(arrays))
         gradients |= {_name("in", at): made[position] for at, position in backward.gradients.items()}
     return gradients

@@ -569,13 +569,14 @@ def test_cheap_nodes_are_made_again_and_others_kept() -> None:
     backward = ready.backward([0])
     assert [node.operation.name for node in backward.graph.nodes if node.operation.name in ("gelu", "sin")]
     assert {origin.side for origin in backward.origins} == {"cotangent", "kept", "input"}
-    # By the weight of the last product of a graph nothing is kept.
+    # Of a product alone nothing is kept, and what the caller gives is read as it lies, its axes in another order.
     linear = cudnn_jax.pygraph(io_data_type="float32")
     x, weight = linear.tensor((4, 8)), linear.tensor((8, 8))
     outputs(linear.matmul(x, weight))
     linear.freeze()
     ready = Differentiable(linear, [0])
     assert ready.forward is linear and ready.kept == ()
+    assert [node.operation.name for node in ready.backward([0]).graph.nodes] == ["matmul"]
 
 
 def test_inputs_without_a_gradient(rng: np.random.Generator) -> None:
