@@ -41,12 +41,22 @@ def _made_dim(d: Transposed) -> Dims:
 
 
 def _product_slope(d: Transposed, ct: Term, count: int) -> Term:
-    """The product of all other elements, of which some may be 0."""
-    x = d["input"]
-    zero = x.mode("cmp_eq", 0.0)
-    others = zero.total(_made_dim(d)) - zero
-    without = ct * x.total(_made_dim(d), "MUL_NO_ZEROS") / x.mode("cmp_eq", 0.0).where(1.0, x)
-    return others.mode("cmp_eq", 0.0).where(without, 0.0)
+    """The product of all other elements, of which some may be 0: halves times halves, and back."""
+    x, gradient = d["input"], d.full("OUT_0")
+    made = _made_dim(d)
+    halved = []
+    for axis in (at for at, size in enumerate(x.dim) if size != made[at]):
+        while (size := x.dim[axis]) > 1:
+            bounds = ((0, size // 2), (size // 2, size - size % 2), (size - size % 2, size))
+            first, second, rest = (x.sliced({axis: each}) if each[0] < each[1] else None for each in bounds)
+            halved.append((axis, first, second))
+            x = (first * second).joined(axis, *([rest] if rest else []))
+    for axis, first, second in reversed(halved):
+        size = first.dim[axis]
+        inner = gradient.sliced({axis: (0, size)})
+        rest = [gradient.sliced({axis: (size, size + 1)})] if gradient.dim[axis] > size else []
+        gradient = (inner * second).joined(axis, inner * first, *rest)
+    return gradient
 
 
 def _product_of_others(d: Transposed, ct: Term, count: int) -> Term:

@@ -277,5 +277,7 @@ class Term:
 
     def joined(self, axis: int, *others: Term) -> Term:
         """This and others behind each other."""
+        if not others:
+            return self
         tensors = [self.tensor, *(each.typed(self.tensor.data_type).tensor for each in others)]
         return Term(self._rule, self._rule.graph.concatenate(tensors, axis, name=self._rule.node.name))
