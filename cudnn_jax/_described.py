@@ -18,6 +18,10 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "gdn": ("q", "k", "v", "g", "beta"),
     "kda": ("q", "k", "v", "g", "beta"),
     "gdn2": ("q", "k", "v", "g", "beta", "w"),
+    "rms_norm": ("x", "scale"),
+    "layer_norm": ("x", "scale", "bias"),
+    "rope": ("x", "angles"),
+    "conv": ("image", "weight"),
 }
 """Operation -> the arrays whose shapes are given; one that is not given has the shape of the first."""
 

@@ -29,6 +29,12 @@ def test_explain_describes_the_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["operation"] for row in rows] == ["sdpa_fwd", "sdpa_bwd"]
 
 
+def test_explain_describes_a_function_over_a_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "rms_norm", "8x16", "16", "--gradient", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["facts"].partition(" bf")[0] for row in rows] == ["rmsnorm fwd", "rmsnorm bwd"]
+
+
 def test_explain_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "sdpa", QUERY]) == 0
     assert "operations on cpu" in capsys.readouterr().out

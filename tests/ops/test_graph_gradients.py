@@ -245,6 +245,23 @@ def test_every_fold(rng: np.random.Generator) -> None:
     check(graph, lambda x: [fold(x, axis=1, keepdims=True) for fold in folds.values()], [value], rng, 1e-9, twice=True)
 
 
+def test_what_a_sum_repeats_counts_as_often(rng: np.random.Generator) -> None:
+    """A sum's cotangent is the same all along its axes, over which other operands are broadcast too."""
+    graph = double()
+    x, y, z = graph.tensor((2, 3, 4)), graph.tensor((3, 1)), graph.tensor((2, 1, 1))
+    whole = graph.add(graph.mul(z, z), graph.bias(x, y))
+    outputs(
+        (graph.reduction(whole, mode="ADD").set_dim((1, 3, 1)), graph.reduction(whole, mode="AVG").set_dim((1,) * 3))
+    )
+
+    def formula(x: Any, y: Any, z: Any) -> Any:
+        whole = z * z + (x + y)
+        return whole.sum((0, 2), keepdims=True), whole.mean(keepdims=True)
+
+    arrays = [rng.standard_normal(each.dim) for each in (x, y, z)]
+    check(graph, _in_order(graph, formula, x, y, z), _given(graph, (x, y, z), arrays), rng, twice=True)
+
+
 def test_products_whose_axes_are_broadcast(rng: np.random.Generator) -> None:
     """A product's cotangent that a sum made narrow, and operands of different ranks."""
     graph = double()
