@@ -109,7 +109,8 @@ def _quantize_derivative(d: Transposed) -> Mapping[str, Term | None]:
     if d.cotangent("Y") is None:
         return {"input": None}
     scale = d["scale"]
-    inverse = scale.mode("cmp_eq", 0.0).where(0.0, scale.mode("reciprocal"))
+    # Where nothing is but zeros, the scale is 0, or the least that float8_e8m0fnu has: a machine may take it for 0.
+    inverse = scale.mode("cmp_le", 2.0**-126).where(0.0, scale.mode("reciprocal"))
     size = d.node.params["block_size"]
     return {"input": d.term("block_scale_dequantize", d.full("Y"), inverse, block_size=size)}
 

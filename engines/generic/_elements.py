@@ -79,7 +79,8 @@ def quantize(step: Step) -> Made:
     scales = _rounded_up(jnp.max(cut, axis=axis + 1) / largest(y.data_type), scale.data_type)
     blocks = tuple(block if at == axis else 1 for at in range(x.ndim))
     spread = _spread(scales.astype(x.dtype), blocks, x.shape)
-    return {"Y": jnp.where(spread == 0, 0, x / spread), "scale": scales}
+    # The least scale of float8_e8m0fnu is subnormal in float32, which XLA may take for 0 in the quotient alone.
+    return {"Y": jnp.where((spread == 0) | (x == 0), 0, x / spread), "scale": scales}
 
 
 def _rounded_up(x: Array, kind: data_type) -> Array:
@@ -90,7 +91,8 @@ def _rounded_up(x: Array, kind: data_type) -> Array:
         # 2 ** (exponent - 1) <= x < 2 ** exponent, of which the lower is x itself only where the fraction is 1/2.
         fraction, exponent = jnp.frexp(x)
         power = jnp.clip(jnp.where(fraction == 0.5, exponent - 1, exponent), -127, 127)
-        return jnp.ldexp(jnp.ones_like(x), jnp.where(x == 0, -127, power)).astype(kind.value)
+        exponents = jnp.where(x == 0, -127, power) + 127  # all that a number of the type is
+        return jax.lax.bitcast_convert_type(exponents.astype(jnp.uint8), jnp.dtype(kind.value))
     near = jnp.minimum(x, largest(kind)).astype(kind.value)
     bits = jax.lax.bitcast_convert_type(near, jnp.uint8)
     return jax.lax.bitcast_convert_type(

@@ -164,8 +164,7 @@ def test_quantising_is_straight_through(rng: np.random.Generator) -> None:
     expected = np.where(np.abs(x).sum(1, keepdims=True) == 0, 0, np.asarray(cotangent, np.float64) / spread)
     made = pull(cotangent)[0]
     assert made.dtype == jnp.float32
-    np.testing.assert_array_equal(made[1:], expected[1:].astype(np.float32))
-    assert not np.asarray(made[0])[np.asarray(cotangent[0], np.float32) == 0].any()
+    np.testing.assert_array_equal(made, expected.astype(np.float32))
     # Through both, a gradient in few bits; its scale's is none.
     back = jax.grad(lambda v: cudnn_jax.block_scale_dequantize(v, scales, block_size=8).sum())(values)
     assert back.dtype == jnp.float8_e4m3fn

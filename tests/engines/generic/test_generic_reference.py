@@ -317,6 +317,17 @@ def test_scales_are_rounded_up_and_values_to_the_nearest(y, scale, axis, largest
     np.testing.assert_array_equal(values.astype(np.float64), np.clip(quotients, -largest, largest).astype(jnp.dtype(y)))
 
 
+def test_a_block_of_zeros_is_zeros_in_single_precision() -> None:
+    """Its scale, the least of the type, is subnormal there."""
+    graph = pygraph(io_data_type="float32")
+    made = graph.block_scale_quantize(graph.tensor((2, 8)), block_size=8)
+    for tensor, kind in zip(made, ("float8_e4m3fn", "float8_e8m0fnu"), strict=True):
+        tensor.set_output(True).set_data_type(kind)
+    values, scales = run(graph, np.array([[0.0] * 8, [448.0] * 8], np.float32))
+    np.testing.assert_array_equal(values.astype(np.float32), [[0.0] * 8, [448.0] * 8])
+    np.testing.assert_array_equal(scales.astype(np.float64), [[2.0**-127], [1.0]])
+
+
 @pytest.mark.parametrize("mode", ["NONE", "GATHER", "SCATTER", "COMBINE"])
 def test_rows_meet_the_weights_of_their_expert(mode, rng: np.random.Generator) -> None:
     rows, tokens, top_k = 6, 3, 2
