@@ -140,7 +140,7 @@ def _ready(graph: pygraph, wanted: Collection[int]) -> tuple[pygraph, list[Tenso
         )
         for port, tensor in node.outputs.items():
             copies[id(tensor)] = again.outputs[port]
-            if not tensor.is_virtual:
+            if not tensor.is_inside:
                 again.outputs[port].set_output(True).set_stride(tensor.stride)
             if depends and differentiable(tensor):
                 moving.add(id(tensor))

@@ -47,16 +47,20 @@ def _product_slope(d: Transposed, ct: Term, count: int) -> Term:
     halved = []
     for axis in (at for at, size in enumerate(x.dim) if size != made[at]):
         while (size := x.dim[axis]) > 1:
-            bounds = ((0, size // 2), (size // 2, size - size % 2), (size - size % 2, size))
-            first, second, rest = (x.sliced({axis: each}) if each[0] < each[1] else None for each in bounds)
+            half = size // 2
+            first, second = x.sliced({axis: (0, half)}), x.sliced({axis: (half, 2 * half)})
+            x = (first * second).joined(axis, *_behind(x, axis, 2 * half))
             halved.append((axis, first, second))
-            x = (first * second).joined(axis, *([rest] if rest else []))
     for axis, first, second in reversed(halved):
         size = first.dim[axis]
-        inner = gradient.sliced({axis: (0, size)})
-        rest = [gradient.sliced({axis: (size, size + 1)})] if gradient.dim[axis] > size else []
+        inner, rest = gradient.sliced({axis: (0, size)}), _behind(gradient, axis, size)
         gradient = (inner * second).joined(axis, inner * first, *rest)
     return gradient
+
+
+def _behind(x: Term, axis: int, start: int) -> list[Term]:
+    """The part of x from `start`, if there is one."""
+    return [x.sliced({axis: (start, x.dim[axis])})] if start < x.dim[axis] else []
 
 
 def _product_of_others(d: Transposed, ct: Term, count: int) -> Term:
