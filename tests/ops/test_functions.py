@@ -12,19 +12,10 @@ import numpy as np
 import pytest
 
 import cudnn_jax
+from support.gradients import QUICK, Formula, close
 
-Formula = Callable[..., Any]
-QUICK = {"xla_backend_optimization_level": "0"}
-"""For compiling what runs once."""
 TOLERANCE = {"float64": 1e-5, "float32": 3e-6, "bfloat16": 1e-2}
 """Statistics of norms are float32 always."""
-
-
-def close(made: Any, expected: Any, tolerance: float) -> None:
-    made, expected = (np.asarray(x, np.float64) for x in (made, expected))
-    assert made.shape == expected.shape
-    assert np.isfinite(expected).all()
-    assert np.linalg.norm(made - expected) <= tolerance * np.linalg.norm(expected)
 
 
 def check(fn: Formula, formula: Formula, arrays: list[Any], rng: np.random.Generator, tolerance: float) -> None:
