@@ -159,7 +159,7 @@ def settings(facts: LinearFacts, target: Target) -> dict[str, list[Knobs]]:
     chunked = CHUNKED[facts.operation]
     found = {chunked.name: chunked.programs[facts.direction].settings(facts, target)}
     if facts.direction == "fwd":
-        found[recurrent(facts.operation)] = gdn_recurrent_cutile.settings(facts)
+        found[recurrent(facts.operation)] = gdn_recurrent_cutile.settings(facts, target)
     return found
 
 

@@ -126,6 +126,12 @@ class ChunkedLaunch(Launch):
         )
         return gates, rates
 
+    @property
+    def refined(self) -> bool:
+        """Whether the inverse is worth more products: float16 has the digits, and sm_80 not the registers."""
+        assert self.target.sm is not None
+        return self.facts.dtype is data_type.HALF and self.target.sm >= 90
+
     def prepare(self, chunks: Given, gates: Given, rates: Given) -> list[Given | None]:
         """inverse, attention, q_norms and k_norms of `gdn_prepare`; the norms are None without use_qk_l2norm."""
         from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
@@ -145,7 +151,7 @@ class ChunkedLaunch(Launch):
                 *self.ratios[:2],
                 facts.scale,
                 facts.use_qk_l2norm,
-                facts.dtype is data_type.HALF,
+                self.refined,
             ],
             (self.slots * facts.heads, 1, 1),
             **_prepare_hints(facts, self.target),

@@ -28,7 +28,8 @@ _ARRAYS = (
     *("cu_seqlens", "state_indices", "initial_state", "final_state", "O"),
 )
 _SETTINGS = ((4096, 6), (2048, 8))
-"""(numbers of a state that a block holds, blocks of a multiprocessor), the faster first."""
+"""(numbers of a state that a block holds, blocks of a multiprocessor), the faster on an H200 first, which keeps some in
+local memory."""
 
 
 class CutileGdnRecurrent(BaseEngine):
@@ -42,7 +43,7 @@ class CutileGdnRecurrent(BaseEngine):
             raise GraphNotSupportedError(f"{self.name}: {reason}")
         cutile.gpu_code(target)
         cutile.available()
-        return settings(facts)
+        return settings(facts, target)
 
     def build_plan(self, graph: pygraph, facts: Any, config: PlanConfig, target: Target) -> Artifact:
         cutile.available()
@@ -79,9 +80,10 @@ class CutileGdn2Recurrent(CutileGdnRecurrent):
     name = "cutile_gdn2_recurrent"
 
 
-def settings(facts: LinearFacts) -> list[Knobs]:
+def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`rows` of V that a block holds, and the blocks that a multiprocessor runs at a time, `occupancy`."""
-    offered = _SETTINGS[:1] if facts.batch_invariant else _SETTINGS
+    ranked = _SETTINGS if target.sm == 90 else _SETTINGS[::-1]
+    offered = ranked[:1] if facts.batch_invariant else ranked
     return [(("rows", _rows(facts, held)), ("occupancy", blocks)) for held, blocks in offered]
 
 
