@@ -17,6 +17,7 @@ from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.kernels import CubinImage, CuteObject
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import Tensor, pygraph
+from cudnn_jax.graph.layout import memory_order
 
 Argument = tuple[str, int] | tuple[str, tuple[str, int | float]]
 """("operand", index), ("workspace", offset) or ("immediate", (dtype, number))."""
@@ -53,15 +54,17 @@ def storage_shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def storage_order(tensor: Tensor) -> tuple[int, ...]:
-    """Axes of a tensor by falling stride. Axes of length 1 carry no order and stay where they are."""
+    """Axes of a tensor by falling stride, and 0 in front. Axes of length 1 carry no order and stay where they are."""
     axes = list(range(len(tensor.dim)))
     moving = [axis for axis in axes if tensor.dim[axis] != 1]
-    ordered = iter(sorted(moving, key=lambda axis: -tensor.stride[axis]))
+    ordered = iter(axis for axis in memory_order(tensor.dim, tensor.stride) if axis in moving)
     return tuple(axis if tensor.dim[axis] == 1 else next(ordered) for axis in axes)
 
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the tensor's elements fill its memory without gaps or overlaps, in whatever order of axes."""
+    if 0 in tensor.dim:
+        return True
     expected = 1
     for axis in reversed(storage_order(tensor)):
         if tensor.dim[axis] > 1:

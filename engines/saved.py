@@ -7,9 +7,10 @@ Python. A program is code: load only what comes from where you trust.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
@@ -54,6 +55,17 @@ def to_bytes(graph: pygraph, target: Target, stored: Stored) -> bytes:
     return _packed({"magic": MAGIC, "version": VERSION, "sha256": digest, "content": content})
 
 
+@contextlib.contextmanager
+def _well_formed() -> Iterator[None]:
+    """A ValueError of one line where a field is missing, or of another type than `to_bytes` writes."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"plan: {said}; the rule: {_RULE}") from None
+
+
+@_well_formed()
 def header(data: bytes) -> dict[str, Any]:
     """Whom the bytes are for: release, libraries, target, host and key. Loads no program.
 
@@ -61,9 +73,11 @@ def header(data: bytes) -> dict[str, Any]:
       ValueError: they are damaged, or of another version, or no plan at all.
     """
     read: dict[str, Any] = _content(data)["header"]
+    Target(**read["target"])
     return read
 
 
+@_well_formed()
 def from_bytes(kind: type[Graph], data: bytes, target: Target | None) -> tuple[Graph, Target, Stored]:
     """The frozen graph, of class `kind`, what it was planned for, and its plan.
 

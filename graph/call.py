@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from cudnn_jax.graph.errors import GraphNotSupportedError, GraphValidationError
 from cudnn_jax.graph.kinds import number
+from cudnn_jax.graph.names import as_name
 from cudnn_jax.graph.operation import Input, Operation
 from cudnn_jax.graph.tensor import Tensor
 from cudnn_jax.graph.types import data_type
@@ -43,11 +44,12 @@ def restore(
 
 def _call(
     operation: Operation,
-    name: str,
+    name: str | None,
     compute_data_type: Any,
     arguments: dict[str, Any],
     expand: Mapping[str, Callable[[Any], Mapping[str, Any]]],
 ) -> Call:
+    name = as_name(operation.name, name)
     label = f"{operation.name} {name!r}" if name else operation.name
     try:
         compute = data_type.of(compute_data_type)
@@ -67,7 +69,7 @@ def _call(
 def capture(operation: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """The call, or a GraphValidationError that names the keyword."""
     arguments = _bind(operation, args, kwargs)
-    name = arguments.pop("name", None) or ""
+    name = arguments.pop("name", None)
     return _call(operation, name, arguments.pop("compute_data_type", None), arguments, operation.expand)
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cudnn_jax.graph.errors import GraphFrozenError
+from cudnn_jax.graph.names import as_name
 from cudnn_jax.graph.show import node_line
 from cudnn_jax.graph.tensor import Tensor
 from cudnn_jax.graph.types import data_type
@@ -59,7 +60,7 @@ class Node:
         if self._graph.frozen:
             raise GraphFrozenError(f"node {self.label}: name cannot change; the graph is frozen")
         self._graph._changed()
-        self._name = name
+        self._name = as_name(self.label, name)
 
     @property
     def label(self) -> str:

@@ -11,6 +11,7 @@ from cudnn_jax.graph._methods import Methods
 from cudnn_jax.graph.call import Call, capture
 from cudnn_jax.graph.errors import GraphFrozenError, GraphValidationError
 from cudnn_jax.graph.layout import as_dims
+from cudnn_jax.graph.names import as_name
 from cudnn_jax.graph.node import Node
 from cudnn_jax.graph.operation import Operation
 from cudnn_jax.graph.show import graph_text
@@ -65,6 +66,8 @@ class pygraph(Methods):
                 value = data_type.of(value)
             except GraphValidationError as error:
                 raise GraphValidationError(f"graph {self.name!r}: {attribute}: {error}") from None
+        elif attribute == "name":
+            value = as_name("graph", value)
         object.__setattr__(self, attribute, value)
 
     def __delattr__(self, attribute: str) -> None:
@@ -108,6 +111,7 @@ class pygraph(Methods):
           ragged_offset: where each sequence of the batch starts, in elements.
         """
         self._open("no tensor can be added")
+        name = as_name("tensor", name)
         label = f"tensor {name!r}" if name else "tensor"
         try:
             dims = as_dims("dim", dim)

@@ -108,12 +108,12 @@ def from_json(kind: type[Graph], text: str) -> Graph:
         for index, spec in enumerate(specs):
             if spec["ragged_offset"] is not None:
                 tensors[index].ragged_offset = tensors[spec["ragged_offset"]]
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except GraphValidationError as error:
+        raise GraphValidationError(f"{where}: {error}") from None
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise GraphValidationError(
             f"{where}: {type(error).__name__}: {error}; the rule: as to_json writes it"
         ) from None
-    except GraphValidationError as error:
-        raise GraphValidationError(f"{where}: {error}") from None
     return graph
 
 
@@ -122,7 +122,7 @@ def _form(text: str) -> dict[str, Any]:
 
     try:
         form = json.loads(text)
-    except ValueError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise GraphValidationError(f"graph text is no JSON: {error}") from None
     if not isinstance(form, dict) or form.get("version") != VERSION:
         came = form.get("version") if isinstance(form, dict) else type(form).__name__

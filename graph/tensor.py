@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cudnn_jax.graph import types
 from cudnn_jax.graph.errors import GraphFrozenError, GraphValidationError
 from cudnn_jax.graph.layout import Dims, as_dims, row_major
+from cudnn_jax.graph.names import as_name
 from cudnn_jax.graph.show import tensor_line
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Tensor:
     @name.setter
     def name(self, name: str) -> None:
         self._open("name")
-        self._name = name
+        self._name = as_name(f"tensor {self.label}", name)
 
     @property
     def dim(self) -> Dims:

@@ -51,7 +51,8 @@ def define_forward(
 ) -> None:
     """A forward's derivative, whose transpose is `reverse`. `abstract` is the primitive's rule.
 
-    `keeping` runs the forward in the primitive's place; the operands are all that is kept if None.
+    `keeping` runs the forward in the primitive's place, or raises NotImplementedError where it has no derivative; the
+    operands are all that is kept if None.
     """
     tangent = core.Primitive(f"cudnn_jax.{name}.tangent")
     tangent.multiple_results = True
@@ -62,7 +63,12 @@ def define_forward(
             out, kept = primitive.bind(*primals, names=names, config=config, notes=notes), ()
         else:
             operands = dict(zip(names, primals, strict=True))
-            out, kept = keeping(config, operands, frozenset(moving), notes)
+            try:
+                out, kept = keeping(config, operands, frozenset(moving), notes)
+            except NotImplementedError:
+                if config.implementation != REFERENCE:
+                    raise
+                return _pushed(partial(pure, names=names, config=config), primals, tangents)
         return out, tangent.bind(*primals, *kept, *moving.values(), names=names, moving=tuple(moving), config=config)
 
     def run(*args: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> list[jax.Array]:

@@ -34,7 +34,8 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
     Arrays have the logical dims of their tensors. Where a tensor's strides are not row-major, the array is transposed
     on its way in or out, and `explain` says so. Reverse mode (`jax.grad`) runs a graph too, the transpose of this one,
     where every node between the inputs and the outputs in question has a derivative; so do further derivatives. With
-    `implementation="xla"` there are forward mode and `vmap` as well.
+    `implementation="xla"` there are forward mode and `vmap` as well, and where a node has no derivative JAX's own is
+    taken.
 
     Args:
       graph: a `cudnn_jax.pygraph`; it is frozen by the call.
@@ -146,7 +147,8 @@ def _backward(config: CallConfig, wanted: frozenset[int], given: frozenset[int])
 
 
 def _without_derivative(error: Exception) -> NotImplementedError:
-    return NotImplementedError(f"cudnn_jax.call: {error}; wrap it in jax.custom_vjp with a graph for each direction")
+    instead = f"wrap it in jax.custom_vjp with a graph for each direction, or use implementation={REFERENCE!r}"
+    return NotImplementedError(f"cudnn_jax.call: {error}; {instead}")
 
 
 def _positions(moving: frozenset[str]) -> frozenset[int]:

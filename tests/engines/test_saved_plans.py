@@ -236,6 +236,18 @@ DAMAGED: dict[str, tuple[Callable[[bytes], Any], str]] = {
         lambda data: msgpack.packb(msgpack.unpackb(data) | {"content": b"\x80"}),
         "plan: damaged, its content has another sha256 than it says",
     ),
+    "without a hash": (
+        lambda data: data.replace(b"sha256", b"sha255"),
+        "plan: KeyError: 'sha256'; the rule: bytes as",
+    ),
+    "without a program": (
+        lambda data: changed(data, lambda content: content.pop("program")),
+        "plan: KeyError: 'program'; the rule: bytes as",
+    ),
+    "a header of another kind": (
+        lambda data: changed(data, lambda content: content.update(header=[])),
+        "plan: TypeError: list indices must be integers or slices, not str; the rule: bytes as",
+    ),
     "another graph": (
         lambda data: changed(data, lambda content: content.update(graph=content["graph"].replace("0.25", "0.5"))),
         r"plan: its key \w{16} is not that of the graph and target beside it",

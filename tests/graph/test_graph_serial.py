@@ -135,6 +135,11 @@ def changed(change: Any) -> str:
             changed(lambda form: form["nodes"][0]["params"].update(stride=1)),
             r"conv_fprop: stride is 1; the rule: a sequence",
         ),
+        (changed(lambda form: form.update(name=7)), "graph text: graph: name is 7; the rule: a string"),
+        (changed(lambda form: form["nodes"][0].update(name=[])), r"nodes\[0\]: conv_fprop: name is \[\]; the rule"),
+        (changed(lambda form: form["tensors"][0].update(value="one")), r"tensors\[0\]: ValueError: could not convert"),
+        ("[" * 100_000, "graph text is no JSON: maximum recursion depth"),
+        (None, "graph text is no JSON: the JSON object must be str"),
         (changed(lambda form: form["nodes"][0]["outputs"].clear()), r"nodes\[0\]: outputs are none; the rule: Y"),
     ],
 )

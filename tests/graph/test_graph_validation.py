@@ -37,6 +37,21 @@ def test_a_bad_tensor_is_refused_by_name(graph, arguments, message) -> None:
         graph.tensor(**arguments, name="x")
 
 
+def test_a_name_is_a_string(graph) -> None:
+    x = graph.tensor((2, 3), name=None)
+    assert x.name == ""
+    y = graph.exp(x, name="e")
+    for owner, name in (
+        ("graph", lambda: setattr(graph, "name", 7)),
+        ("tensor", lambda: graph.tensor((2,), name=7)),
+        ("tensor #1", lambda: x.set_name(7)),
+        ("exp", lambda: graph.exp(x, name=7)),
+        ("exp 'e'", lambda: setattr(y.producer, "name", 7)),
+    ):
+        with pytest.raises(GraphValidationError, match=f"^{owner}: name is 7; the rule: a string$"):
+            name()
+
+
 def test_a_tensor_without_a_name_is_called_by_its_uid(graph) -> None:
     with pytest.raises(GraphValidationError, match=r"tensor #7: dim is \(\)"):
         graph.tensor((2,), uid=7).set_dim(())

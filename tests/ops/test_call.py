@@ -148,6 +148,20 @@ def test_a_graph_is_a_function_of_jax_arrays(rng: np.random.Generator) -> None:
         jax.vmap(fn, in_axes=(0, None))(arrays[0][None], arrays[1])
 
 
+def test_an_axis_may_be_empty_wherever_it_is() -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    x, w = graph.tensor((2, 0)), graph.tensor((0, 3))
+    y = graph.matmul(x, w).set_output(True)
+    graph.neg(graph.mul(x, graph.tensor((2, 1)))).set_output(True)
+    fn, arrays = graph.as_jax(), [jnp.ones(each.dim) for each in graph.inputs]
+    made = jax.jit(fn)(*arrays)
+    assert [each.shape for each in made] == [each.dim for each in graph.outputs]
+    np.testing.assert_array_equal(made[graph.outputs.index(y)], np.zeros((2, 3)))
+    gradients = jax.grad(lambda *given: sum(each.sum() for each in fn(*given)), argnums=(0, 1, 2))(*arrays)
+    assert [(each.shape, float(each.sum())) for each in gradients] == [(each.dim, 0.0) for each in graph.inputs]
+    assert cudnn_jax.explain(fn, *arrays).rows[0]["notes"] == []
+
+
 def test_a_function_of_a_graph_runs_what_it_names() -> None:
     graph = cudnn_jax.pygraph(io_data_type="float32")
     graph.neg(graph.tensor((2,))).set_output(True)

@@ -211,6 +211,18 @@ def test_the_reference_has_every_transformation(rng: np.random.Generator) -> Non
     close(tangent, (ahead - behind) / (2 * step), 1e-3)
 
 
+def test_a_norm_has_second_derivatives_in_the_reference(rng: np.random.Generator) -> None:
+    x, direction = (jnp.asarray(rng.standard_normal((2, 8)), jnp.float32) for _ in range(2))
+
+    def slope(norm: Any) -> Any:
+        return jax.jit(jax.grad(lambda x: (jax.grad(lambda x: (norm(x) ** 3).sum())(x) * direction).sum()))
+
+    with pytest.raises(NotImplementedError, match="rmsnorm_backward has no derivative; .* or use implementation='xla'"):
+        slope(cudnn_jax.rms_norm)(x)
+    plain = slope(lambda x: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6))(x)
+    close(slope(partial(cudnn_jax.rms_norm, implementation="xla"))(x), plain, 1e-4)
+
+
 def test_a_norm_and_its_gradient_are_the_norms_of_the_family() -> None:
     x, scale = jnp.ones((4, 8, 16), jnp.bfloat16), jnp.ones((16,), jnp.float32)
     told = cudnn_jax.explain(jax.grad(lambda *each: cudnn_jax.rms_norm(*each).sum(), argnums=(0, 1)), x, scale)
