@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
@@ -58,6 +59,7 @@ def define_forward(
     tangent.multiple_results = True
 
     def jvp(primals: Any, tangents: Any, *, names: Sequence[str], config: Any, notes: Any) -> Any:
+        tangents = [t if _moves(x) else _zero(x) for x, t in zip(primals, tangents, strict=True)]
         moving = {each: t for each, t in zip(names, tangents, strict=True) if type(t) is not ad.Zero}
         if keeping is None:
             out, kept = primitive.bind(*primals, names=names, config=config, notes=notes), ()
@@ -68,24 +70,37 @@ def define_forward(
             except NotImplementedError:
                 if config.implementation != REFERENCE:
                     raise
-                return _pushed(partial(pure, names=names, config=config), primals, tangents)
-        return out, tangent.bind(*primals, *kept, *moving.values(), names=names, moving=tuple(moving), config=config)
+                out, made = _pushed(partial(pure, names=names, config=config), primals, tangents)
+                return out, [t if _moves(x) else _zero(x) for x, t in zip(out, made, strict=True)]
+        made = [_zero(x) for x in out]
+        moved = tuple(at for at, x in enumerate(out) if _moves(x))
+        if moving and moved:
+            params = {"names": names, "moving": tuple(moving), "moved": moved, "config": config}
+            for at, t in zip(moved, tangent.bind(*primals, *kept, *moving.values(), **params), strict=True):
+                made[at] = t
+        return out, made
 
-    def run(*args: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> list[jax.Array]:
+    def run(
+        *args: Any, names: Sequence[str], moving: Sequence[str], moved: Sequence[int], config: Any
+    ) -> list[jax.Array]:
         if config.implementation != REFERENCE:
             raise refusal(name) if keeping is None else refusal(name, "forward mode: use reverse mode (jax.grad)")
         given = dict(zip(moving, args[len(args) - len(moving) :], strict=True))
         primals = args[: len(names)]
         tangents = [given.get(each, ad.Zero(jax.typeof(x))) for each, x in zip(names, primals, strict=True)]
         made: list[jax.Array] = _pushed(partial(pure, names=names, config=config), primals, tangents)[1]
-        return made
+        return [made[at] for at in moved]
 
-    def transpose(cotangents: Any, *args: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> list[Any]:
+    def transpose(
+        cotangents: Any, *args: Any, names: Sequence[str], moving: Sequence[str], moved: Sequence[int], config: Any
+    ) -> list[Any]:
         operands = dict(zip(names, args[: len(names)], strict=True))
-        given = [None if type(ct) is ad.Zero else ct for ct in cotangents]
+        given = [None] * len(abstract(*map(jax.typeof, operands.values()), names=names, config=config, notes=()))
+        for at, ct in zip(moved, cotangents, strict=True):
+            given[at] = None if type(ct) is ad.Zero else ct
         kept = args[len(names) : len(args) - len(moving)]
         made = reverse(config, operands, kept, frozenset(moving), given)
-        zeros = {each: ad.Zero(jax.typeof(operands[each]).to_tangent_aval()) for each in moving}
+        zeros = {each: _zero(operands[each]) for each in moving}
         gradients = [zeros[each] if made[each] is None else made[each] for each in moving]
         return [None] * (len(args) - len(moving)) + gradients
 
@@ -93,8 +108,9 @@ def define_forward(
         made = jax.vmap(partial(run, **params), in_axes=tuple(axes))(*args)
         return made, [0] * len(made)
 
-    def evaluate(*avals: Any, names: Sequence[str], moving: Sequence[str], config: Any) -> Any:
-        return abstract(*avals[: len(names)], names=names, config=config, notes=())
+    def evaluate(*avals: Any, names: Sequence[str], moving: Sequence[str], moved: Sequence[int], config: Any) -> Any:
+        made = abstract(*avals[: len(names)], names=names, config=config, notes=())
+        return [made[at] for at in moved]
 
     tangent.def_impl(run)
     tangent.def_abstract_eval(evaluate)
@@ -103,6 +119,16 @@ def define_forward(
     ad.primitive_jvps[tangent] = lambda primals, tangents, **params: _pushed(partial(run, **params), primals, tangents)
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[tangent] = mapped
+
+
+def _moves(x: Any) -> bool:
+    """Whether an array has tangents: where it is floating, but for float8_e8m0fnu, which has no 0."""
+    dtype = jax.typeof(x).dtype
+    return jnp.issubdtype(dtype, jnp.floating) and dtype != jnp.float8_e8m0fnu
+
+
+def _zero(x: Any) -> ad.Zero:
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def _pushed(fn: Callable[..., Any], args: Sequence[Any], tangents: Sequence[Any]) -> Any:

@@ -72,12 +72,14 @@ def dequantize(step: Step) -> Made:
 
 
 def quantize(step: Step) -> Made:
+    """Derivatives are straight through: scales are constants."""
     x, axis, block = step.wide("input"), quantised_axis(step.node), step.node.params["block_size"]
     y, scale = (step.node.outputs[port] for port in ("Y", "scale"))
     padding = [(0, scale.dim[at] * block - size if at == axis else 0) for at, size in enumerate(x.shape)]
     cut = jnp.pad(jnp.abs(x), padding).reshape(*x.shape[:axis], scale.dim[axis], block, *x.shape[axis + 1 :])
     scales = _rounded_up(jnp.max(cut, axis=axis + 1) / largest(y.data_type), scale.data_type)
     blocks = tuple(block if at == axis else 1 for at in range(x.ndim))
+    scales = jax.lax.stop_gradient(scales)
     spread = _spread(scales.astype(x.dtype), blocks, x.shape)
     # The least scale of float8_e8m0fnu is subnormal in float32, which XLA may take for 0 in the quotient alone.
     return {"Y": jnp.where((spread == 0) | (x == 0), 0, x / spread), "scale": scales}

@@ -162,6 +162,18 @@ def test_an_axis_may_be_empty_wherever_it_is() -> None:
     assert cudnn_jax.explain(fn, *arrays).rows[0]["notes"] == []
 
 
+def test_forward_mode_passes_integers_by() -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    x = graph.tensor((3,))
+    graph.gen_index(x, axis=0).set_data_type("int32").set_output(True)
+    graph.exp(x).set_output(True)
+    fn, value = graph.as_jax("xla"), jnp.arange(3.0)
+    tangents = jax.jit(lambda x: jax.jvp(fn, (x,), (x,))[1])(value)
+    told = {out.data_type.value: tangent for out, tangent in zip(graph.outputs, tangents, strict=True)}
+    assert told["int32"].dtype == jax.dtypes.float0
+    np.testing.assert_allclose(told["float32"], value * np.exp(value), rtol=1e-6)
+
+
 def test_a_function_of_a_graph_runs_what_it_names() -> None:
     graph = cudnn_jax.pygraph(io_data_type="float32")
     graph.neg(graph.tensor((2,))).set_output(True)

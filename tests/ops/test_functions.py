@@ -223,6 +223,19 @@ def test_a_norm_has_second_derivatives_in_the_reference(rng: np.random.Generator
     close(slope(partial(cudnn_jax.rms_norm, implementation="xla"))(x), plain, 1e-4)
 
 
+@pytest.mark.parametrize("scale_dtype", ["float8_e8m0fnu", "float32"])
+def test_forward_mode_of_quantising_is_straight_through(scale_dtype: str, rng: np.random.Generator) -> None:
+    quantise = partial(cudnn_jax.block_scale_quantize, scale_dtype=scale_dtype, implementation="xla")
+    x = jnp.asarray(rng.uniform(0.5, 1, (2, 32)), jnp.float32).at[:, 0].set(2.0)
+    (_, scales), (values, _) = jax.jvp(quantise, (x,), (jnp.ones_like(x),))
+    _, back = jax.jvp(
+        lambda x: cudnn_jax.block_scale_dequantize(*quantise(x), implementation="xla"), (x,), (jnp.ones_like(x),)
+    )
+    for tangent in (values.astype(jnp.float32) * scales.astype(jnp.float32), back):
+        # The largest of a block, in front, is where values begin to saturate.
+        close(tangent[:, 1:], np.ones((2, 31)), 2**-4)
+
+
 def test_a_norm_and_its_gradient_are_the_norms_of_the_family() -> None:
     x, scale = jnp.ones((4, 8, 16), jnp.bfloat16), jnp.ones((16,), jnp.float32)
     told = cudnn_jax.explain(jax.grad(lambda *each: cudnn_jax.rms_norm(*each).sum(), argnums=(0, 1)), x, scale)
