@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks import autotune
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 TUNED = {
     "case": "c",

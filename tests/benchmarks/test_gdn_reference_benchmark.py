@@ -2,6 +2,8 @@
 
 from benchmarks import gdn_reference
 
+pytestmark = pytest.mark.once
+
 
 def test_a_small_run_agrees() -> None:
     rows = gdn_reference.measure(length=40, heads=1, width=4, rounds=1)

@@ -17,6 +17,8 @@ from benchmarks.report import Report, Row
 from cudnn_jax.engines import manifest
 from support import standin
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 ROW_KEYS = {"op", "case", "direction", "plan", "clock", "ms", "spread", "roofline_ms", "peer", "peer_ms", "ratio"}
 SMALL = sdpa.Case(1, 32, 2, 1, 16, causal=True)

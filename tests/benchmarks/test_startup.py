@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import startup
 
+pytestmark = pytest.mark.once
+
 
 def test_a_short_run_writes_every_figure_with_its_first_call(tmp_path: Path) -> None:
     startup.main(["--processes", "1", "--out", str(tmp_path)])

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from cudnn_jax import _ffi
-from cudnn_jax.engines import backend, cutedsl, cutile, ids, manifest, planning, versions
+from cudnn_jax.engines import backend, backend_compared, cutedsl, cutile, ids, manifest, planning, versions
 from cudnn_jax.engines.base import BaseEngine, Inline, PlanConfig
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.sdpa import facts as sdpa_facts
@@ -267,13 +267,14 @@ def test_plans_of_what_was_not_compared_are_opt_in(monkeypatch: pytest.MonkeyPat
     for graph, products in ((one, 1), (two, 2)):
         for _ in range(products):
             graph.matmul(graph.tensor((1, 2, 3)), graph.tensor((1, 3, 2))).set_output(True)
-    fold.genstats(fold.tensor((2, 3, 4, 5)))[0].set_output(True)
+    fold.reduction(fold.tensor((2, 3)), mode="ADD").set_dim((2, 1)).set_output(True)
+    monkeypatch.setattr(backend_compared, "NOT_COMPARED", frozenset({"REDUCTION"}))
 
     def refused(graph: pygraph) -> str | None:
         session, _, declines = backend.propose(graph, CPU, ("A",), {})
         return declines[0].reason.partition(":")[0] if session is None else None
 
-    expected = [None, "a graph of 2 products", "node type GENSTATS"]
+    expected = [None, "a graph of 2 products", "node type REDUCTION"]
     assert [refused(graph) for graph in (one, two, fold)] == expected
     monkeypatch.setenv("CUDNN_JAX_CUDNN_UNPROVEN", "1")
     assert [refused(graph) for graph in (one, two, fold)] == [None, None, None]

@@ -18,6 +18,8 @@ from support.linear_attention import KINDS, Options, Sizes
 from support.linear_checks import FORWARD, check_backward, check_forward, compiled, pairs
 from support.linear_graphs import graph, run
 
+pytestmark = pytest.mark.once
+
 PACKED = Sizes((100, 0, 3, 64, 65), heads=(2, 1, 4), tail=5)
 SMALL = Sizes((9, 0, 12), heads=(2, 1, 2), key_dim=3, value_dim=2, tail=2)
 """For what runs op by op: equal sizes share what is compiled."""

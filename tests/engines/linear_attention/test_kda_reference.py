@@ -20,6 +20,8 @@ from support.linear_checks import FORWARD, check_backward, check_forward, compil
 from support.linear_collapse import collapsed, of_gates
 from support.linear_graphs import graph, run
 
+pytestmark = pytest.mark.once
+
 OPERATIONS = ("kda", "gdn2")
 PACKED = Sizes((40, 0, 3, 64, 65), heads=(2, 1, 4), tail=5)
 SMALL = Sizes((9, 0, 12), heads=(2, 1, 2), key_dim=3, value_dim=2, tail=2)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from cudnn_jax.engines.sdpa import reference
 from support.attention.harness import QUICK, Case, arrays, check, engine_function, engine_ports, expected
 
+pytestmark = pytest.mark.once
+
 AXES = ["", "1NTS", "BNTS", "11TS", "B1TS", "B11S", "1N1S", "BN1S", "BNT1", "11T1", "1111"]
 
 
