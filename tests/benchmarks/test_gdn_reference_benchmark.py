@@ -1,5 +1,7 @@
 """The benchmark of Gated DeltaNet's reference engine runs, and both formulas of it agree."""
 
+import pytest
+
 from benchmarks import gdn_reference
 
 pytestmark = pytest.mark.once

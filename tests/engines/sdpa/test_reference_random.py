@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
