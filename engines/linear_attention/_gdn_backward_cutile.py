@@ -28,6 +28,8 @@ Static = ct.Constant
 
 _LATENCY = 3
 """Of loads."""
+_FEW_REGISTERS = 1
+"""Of loads that hold no addresses for later ones."""
 
 ERASE, READ, KEEP, DECAY = range(4)
 """A chunk's factors, of row i: e^G_i, SCALE e^G_i, beta_i e^(G_last - G_i) and e^G_last, with k's norm in the first and
@@ -251,30 +253,66 @@ def _through_safe_gate(d_gate, logit, a_log, dt_bias, d_gates, slot, head, A_LOG
     return d_gate
 
 
-def _tokens(array, first, tokens, head, column, WIDTH, FULL):
+def _tokens(array, first, tokens, head, column, WIDTH, access):
     """The rows of a chunk of one head of an array (total, heads, dim): (C, WIDTH), zero behind the chunk's end."""
+    FULL, LATENCY = access
     if FULL:
         return load_span(array, first, head, column, WIDTH)
     rows = rows_of(array, first, first + tokens)
-    tile = ct.load(rows, (0, head, column), (C, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO)
+    tile = ct.load(rows, (0, head, column), (C, 1, WIDTH), padding_mode=ct.PaddingMode.ZERO, latency=LATENCY)
     return ct.reshape(tile, (C, WIDTH))
 
 
-def _store_tokens(array, first, tokens, head, column, tile, FULL):
+def _store_tokens(array, first, tokens, head, column, tile, access):
     WIDTH = tile.shape[1]
     tile = ct.reshape(tile, (C, 1, WIDTH))
-    if FULL:
+    if access[0]:
         array.tiled_view((C, 1, WIDTH), traversal_steps=(1, 1, WIDTH)).store((first, head, column), tile)
     else:
         ct.store(rows_of(array, first, first + tokens), (0, head, column), tile, allow_tma=False)
 
 
-def _gradients(given, made, where, options, FULL):
-    """The gradients of a chunk; FULL says that it has C tokens."""
+def _load_values(spans, first, tokens, head, part, V, access):
+    """A part of a chunk's dO, W and dv, (C, V) each."""
+    d_out, writes, d_values = spans
+    grads = _tokens(d_out, first, tokens, head, part, V, access)
+    written = _tokens(writes, first, tokens, head, part, V, access)
+    return grads, written, _tokens(d_values, first, tokens, head, part, V, access)
+
+
+def _sums_of_writes(spans, place, head, first, tokens, V, V_PARTS, access):
+    """dO W^T and dv W^T, (C, C), summed over V_PARTS parts of V value columns."""
+    read = erased = ct.zeros((C, C), ct.float32)
+    for part in range(place >> 30, V_PARTS):
+        grads, written, d_written = _load_values(spans, first, tokens, head, part, V, access)
+        turned = ct.transpose(written)
+        read, erased = ct.mma(grads, turned, read), ct.mma(d_written, turned, erased)
+    return read, erased
+
+
+def _sums_of_states(spans, ends, place, head, first, tokens, at, sizes, access):
+    """dO S, dv S and W Z of the `at`-th PART key columns, (C, PART), summed over the parts of the value columns, and
+    <S, Z> in a column."""
+    (states, d_states), (V, V_PARTS, PART) = ends, sizes
+    d_query = d_key = later = ct.zeros((C, PART), ct.float32)
+    pairs = ct.zeros((V, 1), ct.float32)
+    for part in range(place >> 30, V_PARTS):
+        grads, written, d_written = _load_values(spans, first, tokens, head, part, V, access)
+        state = load_part(states, place, part, at, V, PART, access[1])
+        d_state = load_part(d_states, place, part, at, V, PART, access[1])
+        pairs = pairs + ct.sum(wide(state) * wide(d_state), 1, keepdims=True)
+        d_query, d_key = ct.mma(grads, state, d_query), ct.mma(d_written, state, d_key)
+        later = ct.mma(written, d_state, later)
+    return d_query, d_key, later, pairs
+
+
+def _gradients(given, made, where, options, access):
+    """The gradients of a chunk; `access` says whether it has C tokens, and the latency of its loads."""
     q, k, g, a_log, dt_bias, d_out, gates, rates, q_norms, k_norms, states, writes, d_states = given
     dq, dk, d_values, dg, d_beta, d_gates = made
     place, slot, head, first, tokens = where
-    SCALE, Q_RATIO, K_RATIO, V, PART, PARTS, L2NORM, SIGMOID, DOUBLE, SAFE, A_LOG, DT_BIAS, LINEAR = options
+    (SCALE, Q_RATIO, K_RATIO, V, V_PARTS, PART, PARTS, HELD, L2NORM), gate = options
+    SIGMOID, DOUBLE, SAFE, A_LOG, DT_BIAS, LINEAR = gate
     rate, total, last = load_numbers(rates, place), load_numbers(gates, place) * LOG2_E, _last(gates, place) * LOG2_E
     before, after = power(total), power(last - total)
     q_norm, k_norm = ct.full((C, 1), SCALE, ct.float32), ct.full((C, 1), 1.0, ct.float32)
@@ -285,31 +323,44 @@ def _gradients(given, made, where, options, FULL):
     decay = ct.where(row >= column, power(total - _row(gates, place) * LOG2_E), 0.0)
     if L2NORM:
         decay = decay * _row(k_norms, place)
-    grads = _tokens(d_out, first, tokens, head, 0, V, FULL)
-    written = _tokens(writes, first, tokens, head, 0, V, FULL)
-    d_written = _tokens(d_values, first, tokens, head, 0, V, FULL)
-    turned = ct.transpose(written)
-    read = decay * q_norm * product(grads, turned)
-    erased = ct.where(row > column, decay * -k_norm * product(d_written, turned), 0.0)
+    spans = (d_out, writes, d_values)
+    if V_PARTS == 1:
+        grads, written, d_written = _load_values(spans, first, tokens, head, 0, V, access)
+        turned = ct.transpose(written)
+        read = decay * q_norm * product(grads, turned)
+        erased = ct.where(row > column, decay * -k_norm * product(d_written, turned), 0.0)
+    else:
+        read, erased = _sums_of_writes(spans, place, head, first, tokens, V, V_PARTS, access)
+        read = decay * q_norm * read
+        erased = ct.where(row > column, decay * -k_norm * erased, 0.0)
     read, erased = ct.astype(read, q.dtype), ct.astype(erased, q.dtype)
     by_query, by_key, after = q_norm * before, -k_norm * before, after * k_norm
     sum_query = sum_key = sum_within = sum_after = sum_rate = ct.zeros((C, 1), ct.float32)
     pairs = ct.zeros((V, 1), ct.float32)
     # Held until the sums over all columns are known.
     kept = ()
-    for _ in ct.static_iter(range(2 * PARTS)):
+    for _ in ct.static_iter(range(2 * PARTS if HELD else 0)):
         kept = (*kept, ct.zeros((C, PART), q.dtype))
     # From 0: the compiler unrolls a loop whose length it knows, and holds every part at once.
     for at in range(place >> 30, PARTS):
-        query = _tokens(q, first, tokens, head // Q_RATIO, at, PART, FULL)
-        key = _tokens(k, first, tokens, head // K_RATIO, at, PART, FULL)
-        state = load_part(states, place, 0, at, V, PART)
-        d_state = load_part(d_states, place, 0, at, V, PART)
-        pairs = pairs + ct.sum(wide(state) * wide(d_state), 1, keepdims=True)
-        rated = ct.astype(wide(key) * rate, key.dtype)
-        d_query = ct.mma(read, rated, by_query * product(grads, state))
-        d_key = ct.mma(erased, rated, by_key * product(d_written, state))
-        later = after * product(written, d_state)
+        query = _tokens(q, first, tokens, head // Q_RATIO, at, PART, access)
+        key = _tokens(k, first, tokens, head // K_RATIO, at, PART, access)
+        if V_PARTS == 1:
+            state = load_part(states, place, 0, at, V, PART)
+            d_state = load_part(d_states, place, 0, at, V, PART)
+            pairs = pairs + ct.sum(wide(state) * wide(d_state), 1, keepdims=True)
+            rated = ct.astype(wide(key) * rate, key.dtype)
+            d_query = ct.mma(read, rated, by_query * product(grads, state))
+            d_key = ct.mma(erased, rated, by_key * product(d_written, state))
+            later = after * product(written, d_state)
+        else:
+            ends, sizes = (states, d_states), (V, V_PARTS, PART)
+            d_query, d_key, later, pair = _sums_of_states(spans, ends, place, head, first, tokens, at, sizes, access)
+            pairs = pairs + pair
+            rated = ct.astype(wide(key) * rate, key.dtype)
+            d_query = ct.mma(read, rated, by_query * d_query)
+            d_key = ct.mma(erased, rated, by_key * d_key)
+            later = after * later
         within = ct.mma(ct.transpose(erased), key, product(ct.transpose(read), query))
         sum_query = sum_query + ct.sum(wide(query) * d_query, 1, keepdims=True)
         sum_key = sum_key + ct.sum(wide(key) * d_key, 1, keepdims=True)
@@ -318,22 +369,37 @@ def _gradients(given, made, where, options, FULL):
         sum_after = sum_after + ct.sum(wide(key) * later, 1, keepdims=True)
         sum_rate = sum_rate + ct.sum(wide(key) * within, 1, keepdims=True)
         new = ct.astype(d_query, q.dtype), ct.astype(d_key + rate * (later + within), q.dtype)
-        grown = ()
-        for each in ct.static_iter(range(2 * PARTS)):
-            grown = (*grown, ct.where(at == each // 2, new[each % 2], kept[each]))
-        kept = grown
+        if HELD:
+            grown = ()
+            for each in ct.static_iter(range(2 * PARTS)):
+                grown = (*grown, ct.where(at == each // 2, new[each % 2], kept[each]))
+            kept = grown
+        else:
+            _store_tokens(dq, first, tokens, head, at, new[0], access)
+            _store_tokens(dk, first, tokens, head, at, new[1], access)
     sum_rate = sum_rate + sum_after
-    for at in ct.static_iter(range(PARTS)):
-        d_query, d_key = kept[2 * at], kept[2 * at + 1]
-        if L2NORM:
-            query = _tokens(q, first, tokens, head // Q_RATIO, at, PART, FULL)
-            key = _tokens(k, first, tokens, head // K_RATIO, at, PART, FULL)
-            by_norm = sum_query * q_norm * q_norm * (1.0 / (SCALE * SCALE))
-            d_query = ct.astype(wide(d_query) - wide(query) * by_norm, q.dtype)
-            by_norm = (sum_key + rate * sum_rate) * k_norm * k_norm
-            d_key = ct.astype(wide(d_key) - wide(key) * by_norm, q.dtype)
-        _store_tokens(dq, first, tokens, head, at, d_query, FULL)
-        _store_tokens(dk, first, tokens, head, at, d_key, FULL)
+    if HELD:
+        for at in ct.static_iter(range(PARTS)):
+            d_query, d_key = kept[2 * at], kept[2 * at + 1]
+            if L2NORM:
+                query = _tokens(q, first, tokens, head // Q_RATIO, at, PART, access)
+                key = _tokens(k, first, tokens, head // K_RATIO, at, PART, access)
+                by_norm = sum_query * q_norm * q_norm * (1.0 / (SCALE * SCALE))
+                d_query = ct.astype(wide(d_query) - wide(query) * by_norm, q.dtype)
+                by_norm = (sum_key + rate * sum_rate) * k_norm * k_norm
+                d_key = ct.astype(wide(d_key) - wide(key) * by_norm, q.dtype)
+            _store_tokens(dq, first, tokens, head, at, d_query, access)
+            _store_tokens(dk, first, tokens, head, at, d_key, access)
+    elif L2NORM:
+        by_query = sum_query * q_norm * q_norm * (1.0 / (SCALE * SCALE))
+        by_key = (sum_key + rate * sum_rate) * k_norm * k_norm
+        for at in range(place >> 30, PARTS):
+            query = _tokens(q, first, tokens, head // Q_RATIO, at, PART, access)
+            d_query = wide(_tokens(dq, first, tokens, head, at, PART, access)) - wide(query) * by_query
+            _store_tokens(dq, first, tokens, head, at, ct.astype(d_query, q.dtype), access)
+            key = _tokens(k, first, tokens, head // K_RATIO, at, PART, access)
+            d_key = wide(_tokens(dk, first, tokens, head, at, PART, access)) - wide(key) * by_key
+            _store_tokens(dk, first, tokens, head, at, ct.astype(d_key, q.dtype), access)
     d_gate = ct.cumsum(sum_query + sum_key - sum_within, 0, reverse=True) + power(last) * ct.sum(pairs)
     sum_after = rate * sum_after
     d_gate = d_gate + ct.cumsum(sum_after, 0) - sum_after
@@ -378,8 +444,10 @@ def gdn_backward_gradients(
     HEADS: Static[int],
     SEQUENCES: Static[int],
     V: Static[int],
+    V_PARTS: Static[int],
     PART: Static[int],
     PARTS: Static[int],
+    HELD: Static[bool],
     L2NORM: Static[bool],
     SIGMOID: Static[bool],
     DOUBLE: Static[bool],
@@ -388,7 +456,8 @@ def gdn_backward_gradients(
     DT_BIAS: Static[bool],
     LINEAR: Static[bool],
 ):
-    """Block (slot, head) writes the gradients of its chunk's q, k, g and beta; of q and k, PART columns at a time.
+    """Block (slot, head) writes the gradients of its chunk's q, k, g and beta; of q and k, PART columns at a time, with
+    V value columns at a time. With HELD registers hold those of q and k until their norms' part is known, else memory.
 
     It also clears 64 of the rows, if there are so many, that belong to no sequence.
     """
@@ -397,11 +466,14 @@ def gdn_backward_gradients(
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     given = (q, k, g, a_log, dt_bias, d_out, gates, rates, q_norms, k_norms, states, writes, d_states)
     made, where = (dq, dk, d_values, dg, d_beta, d_gates), (place, slot, head, first, tokens)
-    options = (SCALE, Q_RATIO, K_RATIO, V, PART, PARTS, L2NORM, SIGMOID, DOUBLE, SAFE, A_LOG, DT_BIAS, LINEAR)
-    if tokens == C:
-        _gradients(given, made, where, options, True)
+    gate = (SIGMOID, DOUBLE, SAFE, A_LOG, DT_BIAS, LINEAR)
+    options = (SCALE, Q_RATIO, K_RATIO, V, V_PARTS, PART, PARTS, HELD, L2NORM), gate
+    # A chunk that is not full costs descriptors of TMA; without HELD there is one way for all, of fewer registers.
+    latency = None if HELD else _FEW_REGISTERS
+    if HELD & (tokens == C):
+        _gradients(given, made, where, options, (True, latency))
     elif tokens > 0:
-        _gradients(given, made, where, options, False)
+        _gradients(given, made, where, options, (False, latency))
     else:
         if A_LOG:
             ct.scatter(d_gates, (0, slot, head), ct.zeros((), ct.float32))
@@ -411,9 +483,10 @@ def gdn_backward_gradients(
     if behind < dq.shape[0]:
         rows = ct.minimum(dq.shape[0] - behind, C)
         for at in ct.static_iter(range(PARTS)):
-            _store_tokens(dq, behind, rows, head, at, ct.zeros((C, PART), q.dtype), False)
-            _store_tokens(dk, behind, rows, head, at, ct.zeros((C, PART), q.dtype), False)
-        _store_tokens(d_values, behind, rows, head, 0, ct.zeros((C, V), q.dtype), False)
+            _store_tokens(dq, behind, rows, head, at, ct.zeros((C, PART), q.dtype), (False, None))
+            _store_tokens(dk, behind, rows, head, at, ct.zeros((C, PART), q.dtype), (False, None))
+        for at in ct.static_iter(range(V_PARTS)):
+            _store_tokens(d_values, behind, rows, head, at, ct.zeros((C, V), q.dtype), (False, None))
         store_numbers(dg, behind, rows, head, ct.zeros((C, 1), ct.float32))
         store_numbers(d_beta, behind, rows, head, ct.zeros((C, 1), ct.float32))
 

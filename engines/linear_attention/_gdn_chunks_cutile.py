@@ -217,6 +217,19 @@ def _write_square(array, slot, head, tile):
     ct.store(array, (slot, head, 0, 0), ct.reshape(ct.astype(tile, array.dtype), (1, 1, C, C)), check_bounds=False)
 
 
+def _products(q, k, first, q_head, k_head, WIDTH, PARTS, L2NORM):
+    """A chunk's q q^T, 0 unless L2NORM, k k^T and q k^T, summed over PARTS parts of WIDTH columns."""
+    squares = full = scores = ct.zeros((C, C), ct.float32)
+    # From 0: the compiler unrolls a loop whose length it knows.
+    for at in range(first >> 31, PARTS):
+        keys, queries = load_span(k, first, k_head, at, WIDTH), load_span(q, first, q_head, at, WIDTH)
+        turned = ct.transpose(keys)
+        if L2NORM:
+            squares = ct.mma(queries, ct.transpose(queries), squares)
+        full, scores = ct.mma(keys, turned, full), ct.mma(queries, turned, scores)
+    return squares, full, scores
+
+
 def gdn_prepare(
     q,
     k,
@@ -228,6 +241,7 @@ def gdn_prepare(
     q_norms,
     k_norms,
     K: Static[int],
+    PARTS: Static[int],
     HEADS: Static[int],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
@@ -243,23 +257,30 @@ def gdn_prepare(
 
     so that what is written is beta times the inverse of what is wanted, and beta = 0 divides nothing.
 
-    K is the key dim rounded up to a power of two; Q_RATIO and K_RATIO heads share a head of q or k. If REFINED the
-    inverse is right to the rounding of float16: keys that are nearly parallel amplify that of what is inverted.
+    K key columns, a power of two, are loaded at a time, PARTS times; Q_RATIO and K_RATIO heads share a head of q or k.
+    If REFINED the inverse is right to the rounding of float16: keys that are nearly parallel amplify that of what is
+    inverted.
     """
     slot, head = ct.bid(0) // HEADS, ct.bid(0) % HEADS
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
-        keys = load_span(k, first, head // K_RATIO, 0, K)
-        queries = load_span(q, first, head // Q_RATIO, 0, K)
+        if PARTS == 1:
+            keys = load_span(k, first, head // K_RATIO, 0, K)
+            queries = load_span(q, first, head // Q_RATIO, 0, K)
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
         # Not by a product with 0: what is behind the chunk's end, or above the diagonal, may be anything.
         inside = (row < tokens) & (row >= column)
+        if PARTS > 1:
+            squares, full, scores = _products(q, k, first, head // Q_RATIO, head // K_RATIO, K, PARTS, L2NORM)
+        elif L2NORM:
+            squares = product(queries, ct.transpose(queries))
         if L2NORM:
-            q_norm = _inverse_norms(product(queries, ct.transpose(queries)), row == column, tokens)
+            q_norm = _inverse_norms(squares, row == column, tokens)
             _write(q_norms, slot, head, q_norm)
-        turned = ct.transpose(keys)
-        full = product(keys, turned)
+        if PARTS == 1:
+            turned = ct.transpose(keys)
+            full = product(keys, turned)
         between = load_column(gates, slot, head) * LOG2_E - load_row(gates, slot, head) * LOG2_E
         columns = load_row(rates, slot, head)
         if L2NORM:
@@ -276,7 +297,9 @@ def gdn_prepare(
         else:
             # At once in the type that the inverse takes: with three blocks on an SM every register counts.
             full = _half(full)
-        scores = product(queries, turned) * decay
+        if PARTS == 1:
+            scores = product(queries, turned)
+        scores = scores * decay
         if L2NORM:
             scores = scores * ct.reshape(q_norm * SCALE, (C, 1))
         else:

@@ -36,11 +36,11 @@ def store_rows(array, at, head, column, tile):
     ct.store(array, (at, head, column), ct.reshape(tile, (C, 1, tile.shape[1])))
 
 
-def load_part(array, place, row, column, ROWS, COLS):
+def load_part(array, place, row, column, ROWS, COLS, LATENCY=None):
     """Part of a matrix of an array (places, rows, columns)."""
-    return ct.reshape(
-        ct.load(array, (place, row, column), (1, ROWS, COLS), padding_mode=ct.PaddingMode.ZERO), (ROWS, COLS)
-    )
+    index, shape = (place, row, column), (1, ROWS, COLS)
+    tile = ct.load(array, index, shape, padding_mode=ct.PaddingMode.ZERO, latency=LATENCY)
+    return ct.reshape(tile, (ROWS, COLS))
 
 
 def store_part(array, place, row, column, tile):

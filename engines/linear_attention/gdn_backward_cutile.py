@@ -6,13 +6,22 @@ from collections.abc import Sequence
 
 from cudnn_jax.engines.linear_attention.backward_launch import BackwardLaunch, by_place
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
-from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, Knobs, power
+from cudnn_jax.engines.linear_attention.gdn_launch import (
+    C,
+    ChunkedLaunch,
+    Given,
+    Knobs,
+    power,
+    products_of_shared_memory,
+)
 from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
 _LATENCY = {1: 3, 2: 1}
 """Of the scans' loads, by their blocks on a multiprocessor: chunks ahead that shared memory has room for."""
+_VALUES_IN_REGISTERS = 32
+"""Value columns that the gradients read at a time where registers hold the operands of products."""
 
 
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
@@ -20,7 +29,10 @@ def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     `keys`, the columns of q's and k's gradients that are worked on at a time.
 
     Two blocks hide each other's waits, and have room for fewer chunks ahead; of a long state one spills registers.
+    Where registers hold the operands of products, there is room for narrow parts alone.
     """
+    if not products_of_shared_memory(target):
+        return [(("values", 16), ("blocks", 1), ("keys", 16))]
     assert target.sm_count is not None
     values, keys = min(64, power(facts.value_dim)), min(32, power(facts.key_dim))
     few = facts.sequences * facts.heads * 2 * -(-facts.value_dim // values) <= target.sm_count
@@ -90,12 +102,15 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
             ],
             (2 * parts, facts.heads, facts.sequences),
             occupancy=blocks,
+            **({} if products_of_shared_memory(self.target) else {"num_worker_warps": 8}),
         )
 
     def _gradients(self, rows: list[Given | None], kept: list[Given], chunks: Given, made: list[Given]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_backward_cutile as kernels
 
         facts, given, keys = self.facts, self.given, self.knobs["keys"]
+        held = products_of_shared_memory(self.target)
+        width = power(facts.value_dim) if held else min(_VALUES_IN_REGISTERS, power(facts.value_dim))
         parameters = [name for name in ("a_log", "dt_bias") if name in given]
         d_gates = self.scratch(data_type.FLOAT, 2, self.slots, facts.heads) if parameters else None
         self.run(
@@ -109,12 +124,13 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
                 *(self.gradient("g"), self.gradient("beta"), d_gates),
             ],
             [
-                *(facts.scale, *self.ratios[:2], facts.heads, facts.sequences, power(facts.value_dim)),
-                *(keys, -(-facts.key_dim // keys), facts.use_qk_l2norm, *self.gate_options()),
+                *(facts.scale, *self.ratios[:2], facts.heads, facts.sequences, width, -(-facts.value_dim // width)),
+                *(keys, -(-facts.key_dim // keys), held),
+                *(facts.use_qk_l2norm, *self.gate_options()),
             ],
             (self.slots * facts.heads, 1, 1),
-            num_worker_warps=4,
-            occupancy=2,
+            num_worker_warps=4 if held else 8,
+            occupancy=2 if held else 1,
         )
         for which, name in enumerate(("a_log", "dt_bias")):
             if d_gates is not None and name in parameters:

@@ -34,12 +34,6 @@ class CutileGdn(BaseEngine):
         sm_hi=129,
         dtypes=frozenset({data_type.HALF, data_type.BFLOAT16}),
     )
-    most_keys: ClassVar[dict[str, dict[int, int]]] = {
-        "fwd": {80: 64, 90: 256, 120: 128},
-        "bwd": {80: 0, 90: 256, 120: 0},
-    }
-    """Direction -> architecture -> the widest K, from it on to the next: images for more keep registers in local
-    memory."""
     programs: ClassVar[dict[str, Any]] = {"fwd": gdn_forward_cutile, "bwd": gdn_backward_cutile}
     """Direction -> what makes its settings and its steps."""
 
@@ -61,8 +55,6 @@ class CutileGdn(BaseEngine):
         """Why the engine does not serve: field, value, limit."""
         if reason := self.served.place(target):
             yield reason
-        else:
-            yield from self._too_wide(facts, target.sm)
         if facts.unexplained:
             yield f"graph has {', '.join(facts.unexplained)}, serves the operation alone"
         if reason := self.served.element_type(facts.dtype):
@@ -91,12 +83,3 @@ class CutileGdn(BaseEngine):
     def _most_chunks(self, facts: LinearFacts) -> int:
         """Chunks and heads share the first axis of a grid."""
         return _MOST_FIRST // max(facts.heads, 1)
-
-    def _too_wide(self, facts: LinearFacts, sm: int | None) -> Iterator[str]:
-        """Why an architecture has no image that may run."""
-        assert sm is not None
-        most = [width for first, width in self.most_keys[facts.direction].items() if first <= sm][-1]
-        if not most:
-            yield f"direction {facts.direction} on sm_{sm}, serves fwd there"
-        elif most < facts.key_dim <= _MOST_DIM:
-            yield f"key_dim {facts.key_dim} on sm_{sm}, serves at most {most} there"

@@ -30,6 +30,8 @@ def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
     # One setting whatever is packed, if bits may not depend on it.
     alone = facts.batch_invariant or facts.key_dim > 128 or not products_of_shared_memory(target)
+    if facts.key_dim > 64 and not products_of_shared_memory(target):
+        narrow = 16
     fitting = [(narrow, 1)] if alone else made
     return [(("values", values), ("blocks", blocks)) for values, blocks in fitting]
 

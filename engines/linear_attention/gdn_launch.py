@@ -19,6 +19,8 @@ Given = tuple[Array, Argument]
 
 C = 64
 """Tokens of a chunk."""
+_KEYS_IN_REGISTERS = 64
+"""Columns of q and k that `gdn_prepare` loads at a time where registers hold the operands of products."""
 
 
 class Launch:
@@ -142,11 +144,14 @@ class ChunkedLaunch(Launch):
             self.scratch(data_type.FLOAT, self.slots, facts.heads, C) if facts.use_qk_l2norm else None for _ in range(2)
         ]
         made = [*squares, *norms]
+        width = power(facts.key_dim)
+        if not products_of_shared_memory(self.target):
+            width = min(_KEYS_IN_REGISTERS, width)
         self.run(
             kernels.gdn_prepare,
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
             [
-                power(facts.key_dim),
+                *(width, -(-facts.key_dim // width)),
                 facts.heads,
                 *self.ratios[:2],
                 facts.scale,
@@ -185,7 +190,7 @@ def _prepare_hints(facts: LinearFacts, target: Target) -> dict[str, int]:
     if target.sm == 90:
         three = (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 and facts.dtype is not data_type.HALF
         return {"occupancy": 3 if three else 2}
-    more_warps = target.sm >= 120 and facts.key_dim <= 64
+    more_warps = target.sm >= 120
     return {"occupancy": 1, **({"num_worker_warps": 8} if more_warps else {})}
 
 
