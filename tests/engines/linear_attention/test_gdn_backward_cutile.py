@@ -40,6 +40,15 @@ CASES = [
 ]
 
 
+OTHERS = [
+    BackwardCase(VALUES, NORMAL),
+    BackwardCase(VALUES, Options(), dtype="float16", final=False),
+    BackwardCase(SHARED, Options(use_qk_l2norm=True, use_beta_sigmoid=True, safe_gate=True)),
+    BackwardCase(Sizes((70, 64), heads=(1, 1, 1), key_dim=48, value_dim=80, tail=67), NORMAL, kind="strong"),
+]
+"""For the settings of architectures whose products read registers."""
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_setting_gives_the_gradients(case, rng, monkeypatch) -> None:
     given = case.draw(rng)
@@ -53,6 +62,28 @@ def test_every_setting_gives_the_gradients(case, rng, monkeypatch) -> None:
             _, program = graph.build_plans()
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
             case.check(graph, got, want)
+
+
+@pytest.mark.parametrize("sm", [80, 120])
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_the_settings_of_other_architectures_give_them_too(case, sm, rng, monkeypatch) -> None:
+    given = case.draw(rng)
+    with cutile_numpy.uncompiled(monkeypatch) as known:
+        graph = case.graph(given)
+        graph.create_execution_plans(target=dataclasses.replace(H200, sm=sm), implementation=ENGINE)
+        (plan,) = graph.plans
+        assert dict(plan.knobs) == {"values": 16, "blocks": 1, "keys": 16}
+        _, program = graph.build_plans()
+        got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
+    case.check(graph, got, case.expected(given))
+
+
+@pytest.mark.parametrize("sm", [80, 86, 89, 120, 121])
+def test_every_architecture_serves_the_widest_keys(sm, rng) -> None:
+    case = BackwardCase(Sizes((5,), key_dim=256, value_dim=256), NORMAL)
+    graph = case.graph(case.draw(rng))
+    graph.create_execution_plans(target=dataclasses.replace(H200, sm=sm), implementation=ENGINE)
+    assert [plan.engine for plan in graph.plans] == [ENGINE]
 
 
 def test_gradients_that_nobody_asks_for_are_not_outputs(rng, monkeypatch) -> None:

@@ -51,6 +51,16 @@ CASES = [
 ]
 
 
+WIDE = Sizes((70, 0, 66), key_dim=80, value_dim=48, tail=3)
+OTHERS = [
+    Case(WIDE, Options(use_qk_l2norm=True)),
+    Case(WIDE, Options(), dtype="float16", without=("initial_state",)),
+    Case(Sizes((65,), heads=(1, 1, 2), key_dim=256, value_dim=16), Options(use_qk_l2norm=True, safe_gate=True)),
+    Case(SHARED, Options(use_beta_sigmoid=True)),
+]
+"""For the settings of architectures whose products read registers."""
+
+
 def planned(graph: pygraph, target: Any = SMALL) -> pygraph:
     graph.create_execution_plans(target=target, implementation=ENGINE)
     return graph
@@ -68,6 +78,26 @@ def test_every_setting_computes_the_recurrence(case, rng, monkeypatch) -> None:
             _, program = graph.build_plans()
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs], graph.in_place)
             case.check(graph, got, want)
+
+
+@pytest.mark.parametrize("sm", [80, 120])
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_the_settings_of_other_architectures_compute_it_too(case, sm, rng, monkeypatch) -> None:
+    given = case.draw(rng)
+    with cutile_numpy.uncompiled(monkeypatch) as known:
+        graph = planned(case.graph(given), dataclasses.replace(H200, sm=sm))
+        assert len(graph.plans) == 1
+        _, program = graph.build_plans()
+        got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
+    case.check(graph, got, case.expected(given))
+
+
+@pytest.mark.parametrize("sm", [80, 86, 89, 120, 121])
+@pytest.mark.parametrize(("key_dim", "values"), [(16, 32), (64, 32), (80, 16), (256, 16)])
+def test_long_states_are_cut_narrower_where_registers_hold_operands(sm, key_dim, values) -> None:
+    graph = planned(of(Sizes((5,), key_dim=key_dim, value_dim=64)), dataclasses.replace(H200, sm=sm))
+    (plan,) = graph.plans
+    assert dict(plan.knobs) == {"values": values, "blocks": 1}
 
 
 def refused(graph: pygraph, target: Any = H200) -> str:
@@ -110,16 +140,6 @@ def test_a_decline_names_field_value_and_limit(graph, reason) -> None:
 def test_a_target_out_of_reach_is_declined() -> None:
     target = dataclasses.replace(H200, sm=75)
     assert refused(of(), target) == f"{ENGINE}: architecture sm_75, serves sm_80 to sm_129"
-
-
-@pytest.mark.parametrize(("sm", "most"), [(80, 64), (89, 64), (120, 128)])
-def test_a_key_dim_whose_images_spill_is_declined(sm, most) -> None:
-    target = dataclasses.replace(H200, sm=sm)
-    wider = of(Sizes((5,), key_dim=most + 16, value_dim=16))
-    assert refused(wider, target) == f"{ENGINE}: key_dim {most + 16} on sm_{sm}, serves at most {most} there"
-    fits = of(Sizes((5,), key_dim=most, value_dim=16))
-    fits.create_execution_plans(target=target)
-    assert "cutile_gdn" in {plan.engine for plan in fits.plans}
 
 
 def test_an_h200_that_is_not_there_gets_a_program() -> None:
