@@ -324,7 +324,7 @@ def _gradients(given, made, where, options, access):
     if L2NORM:
         decay = decay * _row(k_norms, place)
     spans = (d_out, writes, d_values)
-    if V_PARTS == 1:
+    if HELD:
         grads, written, d_written = _load_values(spans, first, tokens, head, 0, V, access)
         turned = ct.transpose(written)
         read = decay * q_norm * product(grads, turned)
@@ -345,7 +345,7 @@ def _gradients(given, made, where, options, access):
     for at in range(place >> 30, PARTS):
         query = _tokens(q, first, tokens, head // Q_RATIO, at, PART, access)
         key = _tokens(k, first, tokens, head // K_RATIO, at, PART, access)
-        if V_PARTS == 1:
+        if HELD:
             state = load_part(states, place, 0, at, V, PART)
             d_state = load_part(d_states, place, 0, at, V, PART)
             pairs = pairs + ct.sum(wide(state) * wide(d_state), 1, keepdims=True)
@@ -456,8 +456,9 @@ def gdn_backward_gradients(
     DT_BIAS: Static[bool],
     LINEAR: Static[bool],
 ):
-    """Block (slot, head) writes the gradients of its chunk's q, k, g and beta; of q and k, PART columns at a time, with
-    V value columns at a time. With HELD registers hold those of q and k until their norms' part is known, else memory.
+    """Block (slot, head) writes the gradients of its chunk's q, k, g and beta; of q and k, PART columns at a time. With
+    HELD all V value columns are worked on at once, and registers hold the gradients of q and k until their norms' part
+    is known. Else memory does, and value columns are worked on in V_PARTS parts of V.
 
     It also clears 64 of the rows, if there are so many, that belong to no sequence.
     """

@@ -57,6 +57,7 @@ def gdn_scan(
     OVERWRITE: Static[bool],
     EVERY: Static[int],
     ORDER: Static[bool],
+    AHEAD: Static[bool],
 ):
     """Block (part of V columns, head, sequence) walks over its sequence's chunks and writes its part of the output.
 
@@ -66,6 +67,8 @@ def gdn_scan(
     there is no such row. With FINAL it writes the state behind them into the sequence's row of `final`; with EVERY, the
     state before each EVERY-th chunk but the first. With OVERWRITE `final` is `initial`, read through it and written
     where it was read.
+
+    With AHEAD a chunk's factors are loaded while the one before is worked on.
 
     The state is (K, V), turned against the arrays' (V, K). K is the key dim rounded up to a power of two.
     """
@@ -81,7 +84,8 @@ def gdn_scan(
         chunks = ct.astype((end - begin + (C - 1)) // C, ct.int32)
         if EVERY:
             row = ct.gather(first_checkpoint, (sequence,)) - 1
-        factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
+        if AHEAD:
+            factors = _load_factors(gates, rates, q_norms, k_norms, slot, head, L2NORM)
         for at in range(chunks):
             if EVERY:
                 if (at > 0) & (at % EVERY == 0):
@@ -91,9 +95,12 @@ def gdn_scan(
             solve = _load_square(inverse, slot + at, head)
             query = load_rows(queries, at, head // Q_RATIO, 0, K, _LATENCY)
             score = _load_square(attention, slot + at, head)
-            # The next chunk's, so that nothing waits for them.
-            next_slot = slot + ct.minimum(at + 1, chunks - 1)
-            ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM)
+            if AHEAD:
+                # The next chunk's, so that nothing waits for them.
+                next_slot = slot + ct.minimum(at + 1, chunks - 1)
+                ahead = _load_factors(gates, rates, q_norms, k_norms, next_slot, head, L2NORM)
+            else:
+                factors = _load_factors(gates, rates, q_norms, k_norms, slot + at, head, L2NORM)
             gate, last = factors[1] * LOG2_E, factors[2] * LOG2_E
             erase, keep = power(gate), factors[0] * power(last - gate)
             read = erase * SCALE
@@ -109,7 +116,8 @@ def gdn_scan(
             made = product(query, low) * read + product(score, ct.astype(written, k.dtype))
             made = ct.reshape(ct.astype(made, output.dtype), (C, 1, V))
             ct.store(outputs, (at, head, part), made, allow_tma=False)
-            factors = ahead
+            if AHEAD:
+                factors = ahead
     if FINAL:
         store_final(final, sequence, place, known, head, part, state, K, V, OVERWRITE)
 

@@ -20,7 +20,7 @@ from cudnn_jax.graph import data_type, pygraph
 
 _LATENCY = {1: 3, 2: 1}
 """Of the scans' loads, by their blocks on a multiprocessor: chunks ahead that shared memory has room for."""
-_VALUES_IN_REGISTERS = 32
+_VALUES_IN_REGISTERS = 16
 """Value columns that the gradients read at a time where registers hold the operands of products."""
 
 

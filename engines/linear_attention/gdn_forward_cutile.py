@@ -71,6 +71,7 @@ class _Launch(ChunkedLaunch):
                 *(power(facts.key_dim), self.knobs["values"], *self.ratios, facts.scale, facts.use_qk_l2norm),
                 *("initial_state" in self.given, facts.pool, "final_state" in taken),
                 *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, walks[1] is not None),
+                facts.key_dim <= 64 or products_of_shared_memory(self.target),
             ],
             (self._parts(), facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],
