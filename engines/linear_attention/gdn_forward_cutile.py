@@ -22,16 +22,16 @@ from cudnn_jax.graph import pygraph
 def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
     """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time.
 
-    Narrow parts are more blocks, wide ones read q and k less often; of a long state a wide part spills registers.
+    Narrow parts are more blocks, wide ones read q and k less often; of a long state a wide part spills registers,
+    where registers hold the operands of products one of 32 columns as well.
     """
     assert target.sm_count is not None
-    narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
+    roomy = facts.key_dim <= 64 or products_of_shared_memory(target)
+    narrow, wide = min(32 if roomy else 16, power(facts.value_dim)), min(64, power(facts.value_dim))
     few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= target.sm_count
     made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
     # One setting whatever is packed, if bits may not depend on it.
     alone = facts.batch_invariant or facts.key_dim > 128 or not products_of_shared_memory(target)
-    if facts.key_dim > 64 and not products_of_shared_memory(target):
-        narrow = 16
     fitting = [(narrow, 1)] if alone else made
     return [(("values", values), ("blocks", blocks)) for values, blocks in fitting]
 

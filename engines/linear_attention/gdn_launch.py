@@ -190,8 +190,7 @@ def _prepare_hints(facts: LinearFacts, target: Target) -> dict[str, int]:
     if target.sm == 90:
         three = (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 and facts.dtype is not data_type.HALF
         return {"occupancy": 3 if three else 2}
-    more_warps = target.sm >= 120
-    return {"occupancy": 1, **({"num_worker_warps": 8} if more_warps else {})}
+    return {"occupancy": 1, **({"num_worker_warps": 8} if target.sm >= 120 else {})}
 
 
 def products_of_shared_memory(target: Target) -> bool:

@@ -43,7 +43,7 @@ CASES = [
 OTHERS = [
     BackwardCase(VALUES, NORMAL),
     BackwardCase(VALUES, Options(), dtype="float16", final=False),
-    BackwardCase(SHARED, Options(use_qk_l2norm=True, use_beta_sigmoid=True, safe_gate=True)),
+    BackwardCase(SHARED, Options(use_qk_l2norm=True, use_beta_sigmoid=True)),
     BackwardCase(Sizes((70, 64), heads=(1, 1, 1), key_dim=48, value_dim=80, tail=67), NORMAL, kind="strong"),
 ]
 """For the settings of architectures whose products read registers."""
