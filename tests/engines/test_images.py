@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -117,11 +118,17 @@ def test_local_memory_fails_in_the_first_plan_unless_the_table_says_why() -> Non
     assert len(told(("a", spilled), ("b", spilled), exceptions=[(f"{JOB.name}, kernel", "")], **known)) == 1
 
 
-def test_an_update_keeps_what_is_written_by_hand() -> None:
-    old = {"fields": [], "compilers": {}, "exceptions": {"x": "why"}, "images": {"gone": {}}}
-    new = table.updated(old, {JOB: Built("key", [("a", FIRST)])}, {"cuda-tile": "1"})
+def test_an_update_keeps_what_is_written_by_hand_and_what_was_not_built() -> None:
+    other = dataclasses.replace(JOB, sm=JOB.sm + 10)
+    old = {
+        "fields": [],
+        "compilers": {},
+        "exceptions": {"x": "why"},
+        "images": {"gone": {}, other.name: {"key": "old"}},
+    }
+    new = table.updated(old, {JOB: Built("key", [("a", FIRST)])}, [JOB, other], {"cuda-tile": "1"})
     assert new["exceptions"] == {"x": "why"} and new["compilers"] == {"cuda-tile": "1"}
-    assert new["images"] == {JOB.name: {"key": "key", "plans": {"a": FIRST}}}
+    assert new["images"] == {JOB.name: {"key": "key", "plans": {"a": FIRST}}, other.name: {"key": "old"}}
 
 
 def test_the_table_knows_every_sample() -> None:

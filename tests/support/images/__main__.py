@@ -32,7 +32,7 @@ def main() -> int:
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         found = dict(zip(chosen, pool.map(build.build, chosen), strict=True))
     if args.update:
-        known = table.updated(known, found, build.compilers())
+        known = table.updated(known, found, every, build.compilers())
         table.write(known)
     show(found)
     lines = table.problems(known, found, every=len(chosen) == len(every))

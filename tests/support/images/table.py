@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,14 @@ def _spills(job: str, exceptions: Mapping[str, str], built: Built) -> list[str]:
     return lines
 
 
-def updated(table: Mapping[str, Any], found: Mapping[Job, Built], compilers: Mapping[str, str]) -> dict[str, Any]:
-    """The table with what was found; exceptions stay, for they are written by hand."""
-    images = {job.name: entry(built) for job, built in found.items()}
+def updated(
+    table: Mapping[str, Any], found: Mapping[Job, Built], every: Iterable[Job], compilers: Mapping[str, str]
+) -> dict[str, Any]:
+    """The table with what was found of `every` job. Those that were not built stay, and so do exceptions, which are
+    written by hand."""
+    known = table["images"]
+    images = {job.name: known[job.name] for job in every if job.name in known}
+    images |= {job.name: entry(built) for job, built in found.items()}
     return {**table, "fields": list(FIELDS), "compilers": dict(compilers), "images": dict(sorted(images.items()))}
 
 
