@@ -50,8 +50,7 @@ def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs
 class _Launch(BackwardLaunch, ChunkedLaunch):
     def add(self) -> None:
         facts = self.facts
-        parts = -(-facts.value_dim // self.knobs["values"])
-        order = self.order(2 * parts * facts.heads, self.knobs["blocks"])
+        order = self.order(2 * self.parts * facts.heads, self.knobs["blocks"])
         chunks, first_slot = self.table(order=order)
         gates = self.gates(chunks)
         *squares, q_norms, k_norms = self.prepare(chunks, *gates)
@@ -62,7 +61,7 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
         )
         writes = self.scratch(facts.dtype, facts.total, facts.heads, facts.value_dim)
         made = self.of_each_head()
-        self._scans([*squares, factors], [first_slot, order], [states, writes, d_states, made[2]], parts)
+        self._scans([*squares, factors], [first_slot, order], [states, writes, d_states, made[2]])
         self._gradients([*gates, *norms], [states, writes, d_states], chunks, made)
         self.add_heads(made)
 
@@ -79,9 +78,7 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
         )
         return factors
 
-    def _scans(
-        self, prepared: Sequence[Given | None], walks: Sequence[Given | None], results: Sequence[Given], parts: int
-    ) -> None:
+    def _scans(self, prepared: Sequence[Given | None], walks: Sequence[Given | None], results: Sequence[Given]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_backward_cutile as kernels
 
         facts, given, blocks = self.facts, self.given, self.knobs["blocks"]
@@ -97,10 +94,10 @@ class _Launch(BackwardLaunch, ChunkedLaunch):
                 by_place(self.gradient("initial_state")),
             ],
             [
-                *(*self.ratios, power(facts.key_dim), self.knobs["values"], parts, _LATENCY[blocks]),
+                *(*self.ratios, power(facts.key_dim), self.knobs["values"], self.parts, _LATENCY[blocks]),
                 *(*(name in given for name in ends), walks[1] is not None),
             ],
-            (2 * parts, facts.heads, facts.sequences),
+            (2 * self.parts, facts.heads, facts.sequences),
             occupancy=blocks,
             **({} if products_of_shared_memory(self.target) else {"num_worker_warps": 8}),
         )

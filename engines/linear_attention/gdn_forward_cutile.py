@@ -45,13 +45,10 @@ class _Launch(ChunkedLaunch):
     def add(self) -> None:
         facts = self.facts
         output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
-        order = self.order(self._parts() * facts.heads, self.knobs["blocks"])
+        order = self.order(self.parts * facts.heads, self.knobs["blocks"])
         chunks, first_slot = self.table(output, order)
         gates, rates = self.gates(chunks)
         self._scan([first_slot, order], [gates, rates, *self.prepare(chunks, gates, rates)])
-
-    def _parts(self) -> int:
-        return -(-self.facts.value_dim // self.knobs["values"])
 
     def _scan(self, walks: Sequence[Given | None], prepared: Sequence[Given | None]) -> None:
         from cudnn_jax.engines.linear_attention import _gdn_forward_cutile as kernels
@@ -73,7 +70,7 @@ class _Launch(ChunkedLaunch):
                 *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0, walks[1] is not None),
                 facts.key_dim <= 64 or products_of_shared_memory(self.target),
             ],
-            (self._parts(), facts.heads, facts.sequences),
+            (self.parts, facts.heads, facts.sequences),
             occupancy=self.knobs["blocks"],
             **({} if products_of_shared_memory(self.target) else {"num_worker_warps": 8}),
         )

@@ -84,6 +84,11 @@ class ChunkedLaunch(Launch):
         self.gate_heads = min(16, power(facts.heads))
         """Heads whose gates a block works on."""
 
+    @property
+    def parts(self) -> int:
+        """Of the value columns, each of which a block of the scan keeps a state of."""
+        return -(-self.facts.value_dim // self.knobs["values"])
+
     def order(self, blocks: int, at_once: int) -> Given | None:
         """Room for the sequences, the longest first, for a scan of so many blocks a sequence, of which a multiprocessor
         has some at once. None where no block waits for another; where some do, a long one may not end alone."""
@@ -134,6 +139,15 @@ class ChunkedLaunch(Launch):
         assert self.target.sm is not None
         return self.facts.dtype is data_type.HALF and self.target.sm >= 90
 
+    def _prepare_hints(self) -> dict[str, int]:
+        """The blocks of `gdn_prepare` on a multiprocessor, as many as no image spills registers for, and its warps."""
+        facts, sm = self.facts, self.target.sm
+        assert sm is not None
+        if sm == 90:
+            three = (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 and not self.refined
+            return {"occupancy": 3 if three else 2}
+        return {"occupancy": 1, **({"num_worker_warps": 8} if sm >= 120 else {})}
+
     def prepare(self, chunks: Given, gates: Given, rates: Given) -> list[Given | None]:
         """inverse, attention, q_norms and k_norms of `gdn_prepare`; the norms are None without use_qk_l2norm."""
         from cudnn_jax.engines.linear_attention import _gdn_chunks_cutile as kernels
@@ -151,15 +165,11 @@ class ChunkedLaunch(Launch):
             kernels.gdn_prepare,
             [self.given["q"], self.given["k"], chunks, gates, rates, *made],
             [
-                *(width, -(-facts.key_dim // width)),
-                facts.heads,
-                *self.ratios[:2],
-                facts.scale,
-                facts.use_qk_l2norm,
-                self.refined,
+                *(width, -(-facts.key_dim // width), facts.heads, *self.ratios[:2]),
+                *(facts.scale, facts.use_qk_l2norm, self.refined),
             ],
             (self.slots * facts.heads, 1, 1),
-            **_prepare_hints(facts, self.target),
+            **self._prepare_hints(),
         )
         return made
 
@@ -182,15 +192,6 @@ class ChunkedLaunch(Launch):
             (self.facts.sequences, 1, 1),
         )
         return rows
-
-
-def _prepare_hints(facts: LinearFacts, target: Target) -> dict[str, int]:
-    """The blocks of `gdn_prepare` on a multiprocessor, as many as no image spills registers for, and its warps."""
-    assert target.sm is not None
-    if target.sm == 90:
-        three = (64 if facts.use_qk_l2norm else 0) < facts.key_dim <= 128 and facts.dtype is not data_type.HALF
-        return {"occupancy": 3 if three else 2}
-    return {"occupancy": 1, **({"num_worker_warps": 8} if target.sm >= 120 else {})}
 
 
 def products_of_shared_memory(target: Target) -> bool:

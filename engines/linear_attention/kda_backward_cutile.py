@@ -44,8 +44,7 @@ class _Partial(NamedTuple):
 class _Launch(BackwardLaunch, KdaLaunch):
     def add(self) -> None:
         facts = self.facts
-        parts = -(-facts.value_dim // self.knobs["values"])
-        order = self.order(2 * parts * facts.heads, 1)
+        order = self.order(2 * self.parts * facts.heads, 1)
         chunks, first_slot = self.table(order=order)
         prefixes = self.scratch(data_type.BFLOAT16, C, C)
         tables = self.tables(prefixes)
@@ -56,13 +55,13 @@ class _Launch(BackwardLaunch, KdaLaunch):
         made = self.of_each_head()
         d_writes = self.scratch(facts.dtype, *made[2][0].shape) if self.by_channel else made[2]
         kept = [states, writes, d_states, d_writes]
-        self._scans(prepared, [first_slot, order], kept, parts)
+        self._scans(prepared, [first_slot, order], kept)
         d_parameters = self._d_parameters()
         partial = self._gradients(prepared, (tables, prefixes), kept, chunks, made, d_parameters)
         self._finish(prepared, partial, chunks, d_writes, made, d_parameters)
         self.add_heads(made)
 
-    def _scans(self, prepared: Prepared, walks: Sequence[Given | None], results: list[Given], parts: int) -> None:
+    def _scans(self, prepared: Prepared, walks: Sequence[Given | None], results: list[Given]) -> None:
         from cudnn_jax.engines.linear_attention import _kda_backward_cutile as kernels
 
         facts, given = self.facts, self.given
@@ -78,10 +77,10 @@ class _Launch(BackwardLaunch, KdaLaunch):
                 by_place(self.gradient("initial_state")),
             ],
             [
-                *(self.ratios[2], power(facts.key_dim), self.knobs["values"], parts, self.by_channel),
+                *(self.ratios[2], power(facts.key_dim), self.knobs["values"], self.parts, self.by_channel),
                 *(*(name in given for name in ends), walks[1] is not None),
             ],
-            (2 * parts, facts.heads, facts.sequences),
+            (2 * self.parts, facts.heads, facts.sequences),
         )
 
     def _d_parameters(self) -> tuple[Given | None, Given | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cudnn_jax.engines.cutile import Array
+from cudnn_jax.engines.linear_attention import gdn_forward_cutile
 from cudnn_jax.engines.linear_attention.facts import LinearFacts
 from cudnn_jax.engines.linear_attention.gdn_launch import C, Given, Knobs, power
 from cudnn_jax.engines.linear_attention.kda_launch import KdaLaunch, Prepared
@@ -16,16 +17,7 @@ _LATENCY = {1: 3, 2: 1}
 """Of the scan's loads, by its blocks on a multiprocessor."""
 
 
-def settings(facts: LinearFacts, target: Target) -> list[Knobs]:
-    """`values`, the columns of a state that a block of the scan keeps, and its `blocks` on a multiprocessor at a time,
-    as in `gdn_forward_cutile`."""
-    assert target.sm_count is not None
-    narrow, wide = min(32, power(facts.value_dim)), min(64, power(facts.value_dim))
-    few = facts.sequences * facts.heads * -(-facts.value_dim // narrow) <= target.sm_count
-    made = [(narrow, 1), (wide, 2)] if few else [(wide, 2), (narrow, 1)]
-    # One setting whatever is packed, if bits may not depend on it.
-    alone = facts.batch_invariant or facts.key_dim > 128
-    return [(("values", values), ("blocks", blocks)) for values, blocks in ([(narrow, 1)] if alone else made)]
+settings = gdn_forward_cutile.settings
 
 
 def add_steps(builder: ProgramBuilder, graph: pygraph, facts: LinearFacts, knobs: Knobs, target: Target) -> None:
@@ -37,15 +29,14 @@ class _Launch(KdaLaunch):
     def add(self) -> None:
         facts = self.facts
         output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
-        parts, blocks = -(-facts.value_dim // self.knobs["values"]), self.knobs["blocks"]
-        order = self.order(parts * facts.heads, blocks)
+        order = self.order(self.parts * facts.heads, self.knobs["blocks"])
         chunks, first_slot = self.table(output, order)
-        self._scan([first_slot, order], self.prepare_channels(chunks, self.tables()), (parts, blocks))
+        self._scan([first_slot, order], self.prepare_channels(chunks, self.tables()))
 
-    def _scan(self, walks: Sequence[Given | None], prepared: Prepared, grid: tuple[int, int]) -> None:
+    def _scan(self, walks: Sequence[Given | None], prepared: Prepared) -> None:
         from cudnn_jax.engines.linear_attention import _kda_forward_cutile as kernels
 
-        facts, taken, (parts, blocks) = self.facts, self.taken, grid
+        facts, taken, blocks = self.facts, self.taken, self.knobs["blocks"]
         first_checkpoint = self.checkpoint_rows()
         self.run(
             kernels.kda_scan,
@@ -62,6 +53,6 @@ class _Launch(KdaLaunch):
                 *(facts.overwrite, facts.checkpoint_every // C if first_checkpoint else 0),
                 *(_LATENCY[blocks], walks[1] is not None),
             ],
-            (parts, facts.heads, facts.sequences),
+            (self.parts, facts.heads, facts.sequences),
             occupancy=blocks,
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from cudnn_jax.engines.planning import pygraph
 from gpu.gdn_programs import SEED, options
-from gpu.linear_programs import HEADS, KINDS, all_of
+from gpu.linear_programs import HEADS, all_of, drawn_types
 from support.gdn_cases import BackwardCase
 from support.linear_attention import Options, Sizes
 
@@ -38,11 +38,7 @@ def drawn(rng: np.random.Generator) -> BackwardCase:
     return BackwardCase(
         sizes,
         options(rng),
-        kind=str(rng.choice(KINDS)),
-        dtype=dtype,
-        gates=str(rng.choice(["float32", dtype])),
-        state=str(rng.choice(["float32", "bfloat16"])),
-        cu=str(rng.choice(["int32", "int64"])),
+        **drawn_types(rng, dtype),
         without=() if rng.random() < 0.5 else ("initial_state",),
         final=bool(rng.random() < 0.5),
     )

@@ -14,7 +14,7 @@ from benchmarks.linear_attention import settings
 from cudnn_jax.engines.base import PlanConfig
 from cudnn_jax.engines.linear_attention.facts import analyze
 from cudnn_jax.engines.planning import pygraph
-from gpu.linear_programs import HEADS, KINDS, TARGET, one_each
+from gpu.linear_programs import HEADS, TARGET, drawn_types, one_each
 from support.gdn_cases import Case
 from support.linear_attention import Options, Sizes
 
@@ -56,11 +56,7 @@ def drawn(rng: np.random.Generator) -> Case:
     return Case(
         sizes,
         options(rng, _EVERY),
-        kind=str(rng.choice(KINDS)),
-        dtype=dtype,
-        gates=str(rng.choice(["float32", dtype])),
-        state=str(rng.choice(["float32", "bfloat16"])),
-        cu=str(rng.choice(["int32", "int64"])),
+        **drawn_types(rng, dtype),
         without=() if pool or rng.random() < 0.5 else ("initial_state",),
         pool=pool,
         overwrite=bool(pool and rng.random() < 0.5),

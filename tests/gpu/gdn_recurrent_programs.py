@@ -9,7 +9,7 @@ import numpy as np
 
 from cudnn_jax.engines.planning import pygraph
 from gpu.gdn_programs import SEED, options
-from gpu.linear_programs import HEADS, KINDS, one_each
+from gpu.linear_programs import HEADS, drawn_types, one_each
 from support.gdn_cases import Case
 from support.linear_attention import Sizes
 
@@ -31,11 +31,7 @@ def drawn(rng: np.random.Generator) -> Case:
     return Case(
         sizes,
         options(rng),
-        kind=str(rng.choice(KINDS)),
-        dtype=dtype,
-        gates=str(rng.choice(["float32", dtype])),
-        state=str(rng.choice(["float32", "bfloat16"])),
-        cu=str(rng.choice(["int32", "int64"])),
+        **drawn_types(rng, dtype),
         without=() if started else ("initial_state",),
         pool=pool,
         overwrite=bool(started and rng.random() < 0.6),

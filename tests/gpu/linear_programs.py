@@ -20,6 +20,17 @@ KINDS = ("mild", "strong", "reset", "correlated", "unwritten", "zero_keys")
 """Inputs of GDN's drawn cases."""
 
 
+def drawn_types(rng: np.random.Generator, dtype: str) -> dict[str, str]:
+    """Of a case whose io type is known: its kind of inputs, and the types of its gates, states and offsets."""
+    return {
+        "kind": str(rng.choice(KINDS)),
+        "dtype": dtype,
+        "gates": str(rng.choice(["float32", dtype])),
+        "state": str(rng.choice(["float32", "bfloat16"])),
+        "cu": str(rng.choice(["int32", "int64"])),
+    }
+
+
 def graph_of(case: Case) -> pygraph:
     return case.graph(case.draw(np.random.default_rng(0)))
 
