@@ -32,19 +32,24 @@ class Cell:
 
 
 FORWARD, BACKWARD = Cell({"direction": "fwd"}, "forward"), Cell({"direction": "bwd"}, "backward")
-ROOMS: dict[str, tuple[str, tuple[Cell, ...]]] = {
-    "sdpa": ("sdpa", (FORWARD, Cell({"direction": "bwd"}, "forward+backward"))),
-    "norm": ("norm", (FORWARD, BACKWARD)),
-    "pointwise": ("pointwise", (Cell({}, "forward"),)),
-    "linear_attention": (
-        "gdn",
-        (
-            Cell({"direction": "fwd", "mean_length": [0, 2]}, "forward", "decode 256 x 1,"),
-            Cell({"direction": "fwd", "mean_length": [2, 16]}, "forward", "decode 256 x 8,"),
-        ),
-    ),
+
+
+def _decoding(operation: str) -> tuple[Cell, ...]:
+    """Forwards of short sequences, by their mean length."""
+    case = "decode 256 x {}," if operation == "gdn" else f"{operation} decode 256 x {{}},"
+    return tuple(
+        Cell({"operation": operation, "direction": "fwd", "mean_length": lengths}, "forward", case.format(tokens))
+        for lengths, tokens in (([0, 2], 1), ([2, 16], 8))
+    )
+
+
+ROOMS: dict[str, dict[str, tuple[Cell, ...]]] = {
+    "sdpa": {"sdpa": (FORWARD, Cell({"direction": "bwd"}, "forward+backward"))},
+    "norm": {"norm": (FORWARD, BACKWARD)},
+    "pointwise": {"pointwise": (Cell({}, "forward"),)},
+    "linear_attention": {"gdn": _decoding("gdn"), "kda": (*_decoding("kda"), *_decoding("gdn2"))},
 }
-"""Room -> its benchmark, and its cells."""
+"""Room -> benchmark -> the cells that its results fill."""
 
 
 def engine_of(plan: str) -> str:
@@ -80,21 +85,25 @@ def newest(benchmark: str, folder: Path) -> Path | None:
     return max(folder.glob(f"{benchmark}-[0-9]*.json"), default=None)
 
 
+def source(path: Path) -> str:
+    """How a file of results is named in what is made of it."""
+    return f"benchmarks/results/{path.parent.name}/{path.name}"
+
+
 def cells(path: Path, wanted: tuple[Cell, ...]) -> Iterator[dict[str, Any]]:
     rows = json.loads(path.read_text())["rows"]
     for cell in wanted:
         times = best_times(rows, cell)
         if order := order_of(times):
-            yield {"where": dict(cell.where), "order": order, "ms": times}
+            yield {"where": dict(cell.where), "order": order, "ms": times, "from": source(path)}
 
 
-def write(room: str, path: Path, wanted: tuple[Cell, ...]) -> Path:
-    content = json.loads(path.read_text())
+def write(room: str, paths: Mapping[str, Path]) -> Path:
+    """A room's file, of the results of its benchmarks."""
+    results = {source(path): json.loads(path.read_text()) for path in paths.values()}
     made = {
-        "from": f"benchmarks/results/{path.parent.name}/{path.name}",
-        "device": content["device"],
-        "versions": content["versions"],
-        "cells": list(cells(path, wanted)),
+        "measured": {name: {key: result[key] for key in ("device", "versions")} for name, result in results.items()},
+        "cells": [cell for name, path in paths.items() for cell in cells(path, ROOMS[room][name])],
     }
     target = ENGINES / room / "placement.json"
     target.write_text(json.dumps(made, indent=1) + "\n")
@@ -102,20 +111,22 @@ def write(room: str, path: Path, wanted: tuple[Cell, ...]) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    """The exit status: 1 if a room has no results."""
+    """The exit status: 1 if a benchmark has no results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks placement", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="run the benchmarks first, on this machine's GPU")
     parser.add_argument("--results", type=Path, default=RESULTS / "nvidia-h200", help="folder of results")
     args = parser.parse_args(argv)
     console, missing = Console(), 0
-    for room, (benchmark, wanted) in ROOMS.items():
+    for room, benchmarks in ROOMS.items():
         if args.measure:
-            importlib.import_module(f"benchmarks.{benchmark}").main(["--out", str(args.results)])
-        path = newest(benchmark, args.results)
-        if path is None:
+            for benchmark in benchmarks:
+                importlib.import_module(f"benchmarks.{benchmark}").main(["--out", str(args.results)])
+        found = {benchmark: path for benchmark in benchmarks if (path := newest(benchmark, args.results))}
+        for benchmark in benchmarks.keys() - found:
             console.print(f"{room}: no results of `python -m benchmarks {benchmark}` in {args.results}")
             missing += 1
+        if not found:
             continue
-        for cell in json.loads(write(room, path, wanted).read_text())["cells"]:
-            console.print(f"{room} {cell['where']}: {', '.join(cell['order'])} ({path.name})", highlight=False)
+        for cell in json.loads(write(room, found).read_text())["cells"]:
+            console.print(f"{room} {cell['where']}: {', '.join(cell['order'])} ({cell['from']})", highlight=False)
     return int(missing > 0)
