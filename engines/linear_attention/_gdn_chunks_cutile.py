@@ -166,7 +166,7 @@ def inverse_of_unit(full, row, column):
     return product(_from_powers(rest, diagonal), blocks)
 
 
-def _refined(full, row, column):
+def refined_inverse(full, row, column):
     """`inverse_of_unit` of a float32, and from there a step of Newton's method, whose residual knows what float16 left
     out."""
     near = _half(full)
@@ -293,7 +293,7 @@ def gdn_prepare(
             full = full * ct.reshape(k_norm, (C, 1))
         full = ct.where(inside, full, 0.0)
         if REFINED:
-            solve = _refined(full, row, column)
+            solve = refined_inverse(full, row, column)
         else:
             # At once in the type that the inverse takes: with three blocks on an SM every register counts.
             full = _half(full)

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import GATE_FLOOR, LOG2_E, inverse_of_unit, load_span, power
+from cudnn_jax.engines.linear_attention._gdn_chunks_cutile import (
+    GATE_FLOOR,
+    LOG2_E,
+    inverse_of_unit,
+    load_span,
+    power,
+    refined_inverse,
+)
 from cudnn_jax.engines.linear_attention._tiles_cutile import C, product, strength, wide
 
 Static = ct.Constant
@@ -88,6 +95,11 @@ def erase_rates(beta, first, head, part, PART, SIGMOID, DOUBLE):
     return rate
 
 
+def wide_range(dtype):
+    """The type of what is scaled both ways: the range of bfloat16, and no fewer bits than the io type."""
+    return ct.tfloat32 if dtype == ct.float16 else ct.bfloat16
+
+
 def _scaled(rows, factor, dtype):
     return ct.astype(wide(rows) * factor, dtype)
 
@@ -113,15 +125,16 @@ def _pairs(operands, forth, back, dtype, sums):
 def _mild_pairs(operands, between, gates, tables, row, by_keep, sums):
     """As `_pairs`, each relative to the middle of the 32 rows that the later of the two lies in: other keys for rows of
     the first half and of the second."""
+    ranged = wide_range(operands[1].dtype)
     behind = row >= 32
     forth, back = signed_powers(between, row, 16)
     far = power(product(table(tables, TO_48), gates))
     erase, query, key = _operands(*operands)
     key = wide(key) * by_keep
-    first = ct.transpose(ct.astype(ct.where(behind, 0.0, key * back), ct.bfloat16))
-    second = ct.transpose(ct.astype(key * ct.where(behind, back, far), ct.bfloat16))
-    erase, query = _scaled(erase, forth, ct.bfloat16), _scaled(query, forth, ct.bfloat16)
-    nothing = ct.zeros(erase.shape, ct.bfloat16)
+    first = ct.transpose(ct.astype(ct.where(behind, 0.0, key * back), ranged))
+    second = ct.transpose(ct.astype(key * ct.where(behind, back, far), ranged))
+    erase, query = _scaled(erase, forth, ranged), _scaled(query, forth, ranged)
+    nothing = ct.zeros(erase.shape, ranged)
     made = ct.mma(ct.where(behind, nothing, erase), first, sums[0])
     made = ct.mma(ct.where(behind, erase, nothing), second, made)
     scores = ct.mma(ct.where(behind, nothing, query), first, sums[1])
@@ -269,7 +282,7 @@ def kda_prepare(
                 middle = _pairs(_operands(*operands), across, across * by_keep, dtype, middle)
                 gates = ct.maximum(gates, ct.full((C, PART), LEAST_NEAR, ct.float16))
                 forth, back = signed_powers(product(table(tables, FROM_8), gates), row, 8)
-                near = _pairs(_operands(*operands), forth, back * by_keep, ct.bfloat16, near)
+                near = _pairs(_operands(*operands), forth, back * by_keep, wide_range(dtype), near)
             else:
                 between = product(table(tables, FROM_16), gates)
                 least = ct.minimum(least, ct.min(between))
@@ -282,5 +295,9 @@ def kda_prepare(
         scores = near[1] * by_query
         _write(attention, slot, head, 0, ct.where(inside & (row >= column), scores, 0.0))
         full = near[0] * by_key
-        full = ct.astype(ct.where(inside & (row > column), full, 0.0), ct.float16)
-        _write(inverse, slot, head, 0, inverse_of_unit(full, row, column))
+        full = ct.where(inside & (row > column), full, 0.0)
+        if dtype == ct.float16:
+            solve = refined_inverse(full, row, column)
+        else:
+            solve = inverse_of_unit(ct.astype(full, ct.float16), row, column)
+        _write(inverse, slot, head, 0, solve)

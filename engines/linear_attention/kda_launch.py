@@ -83,13 +83,13 @@ class KdaLaunch(ChunkedLaunch):
                     *(self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval, *self.channel_options(), strong),
                 ],
                 (facts.heads, self.slots, 1),
-                **_hints(strong or self.by_channel, self.target),
+                **_hints(strong or self.by_channel or facts.dtype is data_type.HALF, self.target),
             )
         return made
 
 
 def _hints(more: bool, target: Target) -> dict[str, int]:
-    """Of `kda_prepare`; with `more` to do, as for strong gates, it would keep registers in local memory."""
+    """Of `kda_prepare`; with `more` to do (strong gates, float16) it would keep registers in local memory."""
     if more or target.sm != 90:
         return {"num_worker_warps": 8, "occupancy": 1}
     return {"num_worker_warps": 4, "occupancy": 2}

@@ -139,6 +139,10 @@ def _array(expected: Array, args: Iterator[Any], memory: list[np.ndarray], works
     return made
 
 
+TFLOAT32 = object()
+"""Rounded to its 10 bits behind the point, and held as float32: NumPy has no such type."""
+
+
 def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
     same = {name: getattr(np, name) for name in ("abs", "exp", "log", "minimum", "maximum", "where")}
     return SimpleNamespace(
@@ -148,6 +152,7 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         bfloat16=jnp.dtype(jnp.bfloat16),
         float16=np.dtype(np.float16),
         float32=np.dtype(np.float32),
+        tfloat32=TFLOAT32,
         int32=np.dtype(np.int32),
         int64=np.dtype(np.int64),
         bid=lambda axis: np.int32(block[axis]),
@@ -155,9 +160,9 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         cdiv=lambda x, y: -(-x // y),
         static_iter=iter,
         arange=lambda size, dtype: np.arange(size, dtype=dtype),
-        zeros=lambda shape, dtype: np.zeros(shape, dtype),
+        zeros=lambda shape, dtype: np.zeros(shape, np.float32 if dtype is TFLOAT32 else dtype),
         full=lambda shape, value, dtype: np.full(shape, value, dtype),
-        astype=lambda tile, dtype: tile.astype(dtype),
+        astype=_astype,
         reshape=lambda tile, shape: tile.reshape(shape),
         transpose=np.transpose,
         sum=lambda tile, axis=None, keepdims=False: tile.sum(axis, keepdims=keepdims, dtype=tile.dtype),
@@ -170,6 +175,14 @@ def _stand_in(block: Sequence[int], grid: Sequence[int]) -> SimpleNamespace:
         gather=_gather,
         scatter=_scatter,
     )
+
+
+def _astype(tile: np.ndarray, dtype: Any) -> np.ndarray:
+    if dtype is not TFLOAT32:
+        return tile.astype(dtype)
+    bits = tile.astype(np.float32).view(np.uint32)
+    kept = (bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))) & np.uint32(0xFFFFE000)
+    return np.asarray(kept.view(np.float32))
 
 
 def _mma(x: np.ndarray, y: np.ndarray, acc: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cudnn_jax.engines.planning import pygraph
-from support.linear_attention import PLAIN, Arrays, Options, Sizes, backward, draw, error, forward
+from support.linear_attention import GATES, PLAIN, Arrays, Options, Sizes, backward, draw, error, forward
 from support.linear_graphs import GRADIENTS
 
 TOLERANCES = {"bfloat16": 8e-3, "float16": 5e-3, "float32": 5e-6}
@@ -39,6 +39,11 @@ class Case:
     overwrite: bool = False
     final: bool = True
     operation: str = "gdn"
+
+    @property
+    def by_channel(self) -> bool:
+        """Whether every key channel has a gate of its own."""
+        return GATES[self.operation]["g"] == "K"
 
     def __str__(self) -> str:
         flags = [name for name, value in asdict(self.options).items() if value not in (None, False, 0, "log")]
@@ -95,7 +100,7 @@ class Case:
     def check(self, graph: pygraph, got: list[Any], want: Arrays) -> None:
         """Each output against `want`; rows that belong to no sequence are exactly 0."""
         for name, array in by_name(graph, got).items():
-            found = error(array, want[name], usual=_usual(name, self.sizes))
+            found = error(array, want[name], usual=_usual(name, self.sizes, self.by_channel))
             tolerance = max(TOLERANCES[self.dtype], TOLERANCES[graph.nodes[0].outputs[name].data_type.value])
             assert found <= tolerance, f"{name}: error {found}"
             if name == "O" and self.sizes.tail:
@@ -108,9 +113,10 @@ def by_name(graph: pygraph, got: list[Any]) -> dict[str, Any]:
     return {names[id(tensor)]: array for tensor, array in zip(graph.outputs, got, strict=True)}
 
 
-def _usual(name: str, sizes: Sizes) -> float:
-    """The size of an element where inputs are of the size of 1."""
-    return sizes.key_dim**-0.5 if name == "O" else 1.0
+def _usual(name: str, sizes: Sizes, by_channel: bool) -> float:
+    """The size of an element where inputs are of the size of 1; that of a sum grows as the root of its terms."""
+    sums = {"d_a_log": sizes.total * (sizes.key_dim if by_channel else 1), "d_dt_bias": sizes.total}
+    return sizes.key_dim**-0.5 if name == "O" else sums.get(name, 1) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ class BackwardCase(Case):
         named = by_name(graph, got)
         assert set(named) == set(want)
         for name, array in named.items():
-            found = error(array, want[name], usual=1.0)
+            found = error(array, want[name], usual=_usual(name, self.sizes, self.by_channel))
             assert found <= tolerance, f"{name}: error {found}"
             if len(array) == self.sizes.total and self.sizes.tail:
                 assert not np.any(np.asarray(array, np.float64)[-self.sizes.tail :]), f"{name}: rows of no sequence"

@@ -24,6 +24,7 @@ WIDE = Sizes((65, 3), heads=(1, 1, 2), key_dim=128, value_dim=16)
 SAFE = Options(use_qk_l2norm=True, use_beta_sigmoid=True, allow_neg_eigval=True, safe_gate=True)
 UNBOUNDED = Options(safe_gate=True, gate_lower_bound=-30.0)
 NORMAL = Options(use_qk_l2norm=True)
+REFLECTING = Options(use_qk_l2norm=True, use_beta_sigmoid=True, allow_neg_eigval=True)
 LINEAR = Options(use_beta_sigmoid=True, gate_domain="linear")
 
 CHUNKED = [
@@ -42,6 +43,17 @@ CHUNKED = [
     Case(WIDE, NORMAL, operation="kda", kind="steep"),
     Case(PACKED, NORMAL, operation="gdn2"),
     Case(SHARED, SAFE, operation="gdn2"),
+    *(  # What float16 rounds is amplified there.
+        Case(
+            dataclasses.replace(ONE, lengths=(200,), key_dim=32),
+            REFLECTING,
+            operation=operation,
+            kind="correlated",
+            dtype="float16",
+            without=("initial_state",),
+        )
+        for operation in ("kda", "gdn2")
+    ),
 ]
 BACKWARD = [
     BackwardCase(PACKED, NORMAL, operation="kda"),
