@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -376,7 +375,6 @@ def main(name: str, cases: Sequence[Case], peers_of: Peers, description: str | N
             return {}
         return {name: peer for name, peer in peers_of(case, data).items() if args.peers is None or name in args.peers}
 
-    os.environ["CUDNN_JAX_CUTILE_KDA"] = "1"
     console = Console(width=None if sys.stdout.isatty() else 200)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
     report = Report(name, seed, harness.measure_ceilings(False))

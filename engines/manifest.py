@@ -98,8 +98,6 @@ def opt_ins(family: EngineFamily | None) -> list[str]:
     return sorted(filter(opted_in, variables))
 
 
-_UNPROVEN_KDA = "CUDNN_JAX_CUTILE_KDA"
-"""Of kernels whose benchmark beside a peer is not among the results yet."""
 _LINEAR_ROOM = "cudnn_jax.engines.linear_attention"
 
 
@@ -152,20 +150,13 @@ FAMILIES: dict[str, EngineFamily] = {
         ),
         _linear_attention(
             "kda",
-            EngineSlot(0, "cutile_kda", (f"{_LINEAR_ROOM}.kda_cutile", "CutileKda"), _UNPROVEN_KDA),
-            EngineSlot(
-                1, "cutile_kda_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileKdaRecurrent"), _UNPROVEN_KDA
-            ),
+            EngineSlot(0, "cutile_kda", (f"{_LINEAR_ROOM}.kda_cutile", "CutileKda")),
+            EngineSlot(1, "cutile_kda_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileKdaRecurrent")),
         ),
         _linear_attention(
             "gdn2",
-            EngineSlot(0, "cutile_gdn2", (f"{_LINEAR_ROOM}.kda_cutile", "CutileGdn2"), _UNPROVEN_KDA),
-            EngineSlot(
-                1,
-                "cutile_gdn2_recurrent",
-                (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdn2Recurrent"),
-                _UNPROVEN_KDA,
-            ),
+            EngineSlot(0, "cutile_gdn2", (f"{_LINEAR_ROOM}.kda_cutile", "CutileGdn2")),
+            EngineSlot(1, "cutile_gdn2_recurrent", (f"{_LINEAR_ROOM}.gdn_recurrent_cutile", "CutileGdn2Recurrent")),
         ),
         POINTWISE,
         GENERIC,

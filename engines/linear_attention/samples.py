@@ -88,9 +88,12 @@ def samples() -> list[tuple[str, pygraph]]:
         ("gdn bfloat16 2x8192 16 heads 128x128", forward(*long, **normalised)),
         ("gdn float16 32x512 8 heads 64x64 with states", forward(*short, initial=True)),
         ("gdn bfloat16 4x4096 8 heads 256x256", forward((4096,) * 4, 8, 256, 256, **normalised)),
-        (
-            "gdn bfloat16 256x1 32 heads 128x128 with states",
-            forward((1,) * 256, 32, 128, 128, initial=True, **normalised),
+        *(
+            (
+                f"{operation} bfloat16 256x1 32 heads 128x128 with states",
+                forward((1,) * 256, 32, 128, 128, operation=operation, initial=True, **normalised),
+            )
+            for operation in _GATES
         ),
         ("gdn_bwd bfloat16 2x8192 16 heads 128x128", backward(*long, **normalised)),
         ("gdn_bwd float16 32x512 8 heads 64x64 with states", backward(*short, initial=True)),

@@ -78,7 +78,6 @@ def test_reference_against_float64(operation: str, decode: bool, rng, monkeypatc
 @pytest.mark.parametrize(("asked", "timed"), [([], {"a", "b"}), (["--peers"], set()), (["--peers", "b"], {"b"})])
 def test_peers_are_chosen_by_name(asked, timed, monkeypatch, tmp_path) -> None:
     seen = []
-    monkeypatch.setenv("CUDNN_JAX_CUTILE_KDA", "0")
     monkeypatch.setattr(linear_attention.harness, "measure_ceilings", lambda quick: harness.Ceilings(1.0, 1.0))
     monkeypatch.setattr(linear_attention, "run_case", lambda case, peers_of, *_: seen.append({*peers_of(case, {})}))
     peers = {name: linear_attention.Peer({}) for name in ("a", "b")}

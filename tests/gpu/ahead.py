@@ -8,7 +8,6 @@ they do anything else, and `FOLDER/benchmarks` the benchmarks. `FOLDER/sanitizer
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -80,7 +79,6 @@ def main(argv: list[str]) -> int:
     if not argv or not {*argv[1:]} <= {*BENCHMARKS, *TESTS, *SANITIZER}:
         print(__doc__, file=sys.stderr)
         return 2
-    os.environ["CUDNN_JAX_CUTILE_KDA"] = "1"
     folder, names, target = Path(argv[0]), argv[1:], named("h200")
     print(fill(folder / "benchmarks", target, chosen(BENCHMARKS, names, target)), "programs of benchmarks")
     with poisoned_outputs(pytest.MonkeyPatch()):

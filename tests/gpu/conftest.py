@@ -16,11 +16,6 @@ def _missing() -> str | None:
     return None
 
 
-@pytest.fixture(autouse=True)
-def _opted_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDNN_JAX_CUTILE_KDA", "1")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     ours = [item for item in items if here in item.path.parents]
