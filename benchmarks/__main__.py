@@ -9,7 +9,7 @@ BENCHMARKS = {
     name: f"benchmarks.{name}"
     for name in (
         *("sdpa", "norm", "pointwise", "gdn", "gdn_reference", "kda", "autotune", "placement"),
-        *("eager", "runtime", "scaling", "startup", "peers_call", "picture"),
+        *("eager", "runtime", "scaling", "startup", "peers_call", "picture", "train_lm"),
     )
 }
 

@@ -117,16 +117,21 @@ def measure(config: Any, devices: int, steps: int, rounds: int, seed: int, optio
     }
 
 
+def linear_graphs(target: Target, function: Any, *args: Any) -> Iterator[tuple[pygraph, None]]:
+    """The linear attention of a jitted function, which a machine without its compiler is to be served."""
+    with ahead_of_time(target):
+        found = sites(function, *args)
+    yield from ((site.graph(), None) for site in found if site.operation.name.startswith(("gdn", "kda")))
+
+
 def programs(target: Target) -> Iterator[tuple[pygraph, None]]:
-    """The linear attention of the step on a GPU, which a machine without its compiler is to be served."""
+    """Those of the step on a GPU."""
     config = example().Config.for_backend("gpu")
     for count in AHEAD:
         sized = dataclasses.replace(config, batch=count * config.batch)
         trainer = example().Trainer(sized, 1, None, 0)
         batch = jax.ShapeDtypeStruct((sized.batch, sized.context + 1), jnp.int32)
-        with ahead_of_time(target):
-            found = sites(trainer.train_step, trainer.params, trainer.opt_state, batch)
-        yield from ((site.graph(), None) for site in found if site.operation.name.startswith(sized.linear))
+        yield from linear_graphs(target, trainer.train_step, trainer.params, trainer.opt_state, batch)
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gdn, kda, norm, pointwise, scaling
+from benchmarks import gdn, kda, norm, pointwise, scaling, train_lm
 from cudnn_jax.engines import cache, planning
 from cudnn_jax.engines.base import Program
 from cudnn_jax.engines.planning import pygraph, stored_of
@@ -54,6 +54,7 @@ BENCHMARKS: dict[str, Programs] = {
     "gdn": gdn.programs,
     "kda": kda.programs,
     "scaling": scaling.programs,
+    "train_lm": train_lm.programs,
 }
 TESTS: dict[str, Programs] = {
     "norm": lambda _: norm_programs.programs(),
