@@ -18,7 +18,9 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ELSEWHERE = {"POINTWISE", "SDPA", "SDPA_BACKWARD"}
 """Compared in tests/gpu/test_pointwise.py and test_sdpa.py, and in the benchmarks."""
 OPT_IN = "CUDNN_JAX_CUDNN_UNPROVEN"
-UNSURE = backend_compared.NOT_COMPARED | set(backend_compared.WRONG)
+SEVERAL = "several products"
+NOT_COMPARED = backend_compared.NOT_COMPARED | {SEVERAL}
+UNSURE = NOT_COMPARED | set(backend_compared.WRONG)
 SAMPLES = list(operations.GRAPHS | operations.FLOAT8)
 
 
@@ -36,7 +38,9 @@ class Lowered:
 
 
 def names_in(operation: str) -> set[str]:
-    return {name for node in operations.graph_of(operation).nodes for name in backend_compared.names_of(node)}
+    nodes = operations.graph_of(operation).nodes
+    several = {SEVERAL} if sum(node.type == "MATMUL" for node in nodes) > 1 else set()
+    return several | {name for node in nodes for name in backend_compared.names_of(node)}
 
 
 def found(verdict: str) -> set[str]:
@@ -65,7 +69,7 @@ def test_what_was_compared_is_offered(operation: str, monkeypatch: pytest.Monkey
     assert session is not None and not declines
 
 
-@pytest.mark.parametrize("operation", [name for name in SAMPLES if names_in(name) & backend_compared.NOT_COMPARED])
+@pytest.mark.parametrize("operation", [name for name in SAMPLES if names_in(name) & NOT_COMPARED])
 def test_what_was_not_compared_is_opt_in(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ffi, "BackendGraph", Lowered)
     session, _, (decline,) = backend.propose(operations.graph_of(operation), CPU, ("A",), {})

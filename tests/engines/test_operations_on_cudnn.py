@@ -20,8 +20,8 @@ from support.stub_libcuda import stub_folder as stub_folder
 DECLINES = json.loads((Path(__file__).parents[1] / "gpu" / "operation_declines.json").read_text())
 NAMED = r"(cuDNN|CUDNN) (v|version >= )?9\.\d+|Blackwell"
 """The version or the architecture that a refusal asks for."""
-ALONE = {"concatenate"}
-"""cuDNN has the node, and no engine for it by itself: not in 9.19 and 9.27 on sm_90 and sm_100, nor in 9.28 on sm_90."""
+ALONE = {"concatenate", "matmul gradients", "matmul chain"}
+"""cuDNN has the nodes, and no engine: for concatenate not in 9.19 and 9.27 on sm_90 and sm_100, nor in 9.28 on sm_90."""
 
 CHILD = """
 import json, sys

@@ -35,9 +35,10 @@ Arrays = list[np.ndarray[Any, Any]]
 
 
 def ports_of(graph: pygraph) -> list[str]:
-    """The port that each of the graph's outputs comes from."""
+    """The port that each of the graph's outputs comes from, and a number where several come from one of that name."""
     ports = {id(tensor): port for node in graph.nodes for port, tensor in node.outputs.items()}
-    return [ports[id(tensor)] for tensor in graph.outputs]
+    named = [ports[id(tensor)] for tensor in graph.outputs]
+    return [name if named.count(name) == 1 else f"{name} {at}" for at, name in enumerate(named)]
 
 
 def of_the_reference(graph: pygraph, rng: np.random.Generator) -> tuple[Arrays, dict[str, Any], dict[str, float]]:

@@ -90,6 +90,31 @@ def _product(graph: pygraph) -> Tensor:
     return graph.matmul(graph.tensor((2, 64, 128)), graph.tensor((2, 128, 64)))
 
 
+def _product_gradients(graph: pygraph) -> Any:
+    """By both sides of tanh of a product."""
+    slope = graph.tanh_backward(graph.tensor((2, 64, 64)), graph.tensor((2, 64, 64), **FLOAT))
+    by_rows = graph.matmul(slope, graph.tensor((2, 64, 128)))
+    return by_rows, graph.matmul(graph.tensor((2, 128, 64)), slope)
+
+
+def _product_chain(graph: pygraph) -> Any:
+    inner = _product(graph)
+    return inner.set_data_type("float32"), graph.matmul(graph.gelu(inner), graph.tensor((2, 64, 32)))
+
+
+def _product_chain_gradients(graph: pygraph) -> Any:
+    """By all three factors of the chain."""
+    grad, kept = graph.tensor((2, 64, 32)), graph.tensor((2, 64, 64), **FLOAT)
+    slope = graph.matmul(grad, graph.tensor((2, 32, 64)))
+    last = graph.matmul(graph.transpose(graph.gelu(kept), (0, 2, 1)), grad)
+    inner = graph.gelu_backward(slope, kept)
+    return (
+        last,
+        graph.matmul(inner, graph.tensor((2, 64, 128))),
+        graph.matmul(graph.tensor((2, 128, 64)), inner),
+    )
+
+
 def _grouped(mode: str, *ports: str, **options: Any) -> Callable[[pygraph], Any]:
     def build(graph: pygraph) -> Any:
         token = graph.tensor((1, 32 if mode == "GATHER" else 64, 128))
@@ -192,6 +217,9 @@ FLOAT8: dict[str, Callable[[pygraph], Any]] = {
 
 GRAPHS: dict[str, Callable[[pygraph], Any]] = {
     "matmul": _product,
+    "matmul gradients": _product_gradients,
+    "matmul chain": _product_chain,
+    "matmul chain gradients": _product_chain_gradients,
     "rmsnorm": lambda graph: graph.rmsnorm(_image(graph, ROWS), *_channels(graph, 1, (1, 128, 1, 1)), **NORM),
     "rmsnorm_backward": _norm_backward("rmsnorm_backward", 1),
     "layernorm": _norm("layernorm"),
