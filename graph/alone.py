@@ -21,7 +21,10 @@ class Alone(NamedTuple):
 
 
 def alone(node: Node) -> Alone:
-    """The graph of one node, whose inputs and outputs are all the caller's, in the types that they have."""
+    """The graph of one node, whose inputs and outputs are all the caller's, in the types that they have.
+
+    None is ragged: it takes and gives what is inside of the node's graph, where such tensors are padded.
+    """
     owner = node._graph
     graph = pygraph(
         io_data_type=owner.io_data_type,
@@ -35,8 +38,6 @@ def alone(node: Node) -> Alone:
         if id(tensor) not in copies:
             made = copies[id(tensor)] = tensor_again(graph, tensor)
             origin[id(made)] = tensor
-            if tensor.ragged_offset is not None:
-                made.ragged_offset = copy(tensor.ragged_offset)
         return copies[id(tensor)]
 
     inputs = {port: copy(tensor) for port, tensor in node.inputs.items()}

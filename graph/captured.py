@@ -54,6 +54,9 @@ def _padding(node: Node, symbols: Symbols) -> None:
     given = [port for port in node.inputs if port.startswith(("seq_len_", "cu_seq_len_"))]
     if given and not node.params["use_padding_mask"]:
         refuse(node, given[0], "came with use_padding_mask False", "lengths need use_padding_mask=True")
+    for side in ("q", "kv"):
+        if {f"seq_len_{side}", f"cu_seq_len_{side}"} <= set(given):
+            refuse(node, f"cu_seq_len_{side}", f"came with seq_len_{side}", "one of the two")
     if node.params["use_padding_mask"] and {port.rpartition("_")[2] for port in given} != {"q", "kv"}:
         came = f"is True with {', '.join(given) or 'no lengths'}"
         refuse(node, "use_padding_mask", came, "it needs seq_len_q and seq_len_kv")

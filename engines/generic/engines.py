@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cudnn_jax.engines import ragged
 from cudnn_jax.engines.base import Artifact, BaseEngine, Inline, PlanConfig
 from cudnn_jax.engines.generic import limits
 from cudnn_jax.engines.generic.facts import GenericFacts
@@ -18,7 +19,7 @@ class GenericReference(BaseEngine):
     kind = "xla"
 
     def configs(self, graph: pygraph, facts: GenericFacts, target: Target) -> Sequence[tuple[tuple[str, int], ...]]:
-        reasons = ["ragged offsets, not served"] if facts.ragged else []
+        reasons = [reason] if (reason := ragged.reason(graph)) else []
         for node, compute in zip(graph.nodes, facts.compute_types, strict=True):
             if reason := limits.reason(node, compute, target):
                 reasons.append(f"{node.label}: {reason}")
@@ -29,4 +30,4 @@ class GenericReference(BaseEngine):
     def build_plan(self, graph: pygraph, facts: GenericFacts, config: PlanConfig, target: Target) -> Artifact:
         from cudnn_jax.engines.generic import reference
 
-        return Inline(reference.evaluator(graph, facts, target))
+        return Inline(ragged.padded(graph, reference.evaluator(graph, facts, target)))

@@ -15,13 +15,11 @@ class GenericFacts:
       operations: the names of the nodes' operations, in their order.
       compute_types: the type that each node computes in, in the order of the nodes.
       dtypes: data types of tensors and of computation, each once.
-      ragged: whether a tensor has ragged offsets.
     """
 
     operations: tuple[str, ...]
     compute_types: tuple[data_type, ...]
     dtypes: tuple[data_type, ...]
-    ragged: bool
 
     def describe(self) -> str:
         """One line for people."""
@@ -37,5 +35,4 @@ def analyze(graph: pygraph) -> GenericFacts:
         operations=tuple(node.operation.name for node in graph.nodes),
         compute_types=compute,
         dtypes=tuple(dict.fromkeys([*(tensor.data_type for tensor in tensors), *compute])),
-        ragged=any(tensor.ragged_offset is not None for tensor in tensors),
     )

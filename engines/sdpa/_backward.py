@@ -7,7 +7,7 @@ its left operand along rows: a transposed 16-bit left operand is five times slow
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,22 @@ from cudnn_jax.engines.sdpa._tiling import Band
 Array = jax.Array
 
 
+class Gradients(NamedTuple):
+    """In the types and layouts of q, k, v, the bias and the sink; of the bias if asked for, of the sink if there is
+    one.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None
+    sink: Array | None
+
+
 def backward(
-    problem: Problem, o: Array, d_o: Array, lse: Array, d_lse: Array | None, want_bias: bool
-) -> tuple[Array, Array, Array, Array | None]:
-    """dQ, dK, dV in the types and layouts of q, k, v and, if wanted, dBias in the bias's."""
+    problem: Problem, o: Array, d_o: Array, lse: Array, d_lse: Array | None, want_bias: bool = False
+) -> Gradients:
+    """The gradients from the cotangents of the output and of the logsumexp."""
     valid = problem.band.valid_rows()
     if valid is not None:
         # What lies past a length may be NaN.
@@ -47,8 +59,17 @@ def backward(
     empty = lse == -jnp.inf
     # d logits = p * (dp - pull), and a row with nothing to attend to has p = exp(s - inf) = 0.
     pull = jnp.sum(o.astype(acc) * d_o.astype(acc), axis=-1, keepdims=True)
+    d_o = d_o.astype(q.dtype)
+    dropout = problem.dropout
+    if dropout is not None and dropout.scale_inv is not None:
+        pull = pull * (dropout.scale * dropout.scale_inv)
     pull = jnp.where(empty, 0, pull if d_lse is None else pull - d_lse.astype(acc))
     lse = jnp.where(empty, jnp.inf, lse)
+    d_sink = None
+    if problem.sink is not None:
+        # The sink has no value: of its d probability nothing is left but the pull.
+        d_sink = -jnp.sum(jnp.exp(problem.sink.astype(acc) - lse) * pull, axis=(0, 3), keepdims=True)
+        d_sink = d_sink.astype(problem.sink.dtype)
     q_turned, d_o_turned = (jnp.moveaxis(x, -1, 2) for x in (q, d_o))
     # float16 has no room for small d logits: their products run on float32 operands.
     narrow = jnp.float32 if q.dtype == jnp.float16 else q.dtype
@@ -68,7 +89,13 @@ def backward(
             k, v = problem.key_tile(problem.k, j), problem.key_tile(problem.v, j)
             s, given = problem.logits(q_tile, k, i, j)
             p = jnp.exp(s - lse_tile)
-            d_s = p * (problem.rows_times(d_o_tile, v, 3) - pull_tile)
+            d_p = problem.rows_times(d_o_tile, v, 3)
+            if dropout is not None:
+                kept = problem.kept(p, i, j) * dropout.scale
+                d_s = p * (d_p * kept - pull_tile)
+                p = p * kept
+            else:
+                d_s = p * (d_p - pull_tile)
             if given is not None:
                 d_s = jnp.where(given, d_s, 0)
             if d_bias is not None:
@@ -99,7 +126,7 @@ def backward(
     d_v = jnp.swapaxes(d_v, 2, 3).astype(problem.v.dtype)
     if d_bias is not None and bias is not None:
         d_bias = restored(d_bias, sum_type).astype(bias.dtype)
-    return jnp.where(empty, 0, restored(d_q, q.dtype)), d_k, d_v, d_bias
+    return Gradients(jnp.where(empty, 0, restored(d_q, q.dtype)), d_k, d_v, d_bias, d_sink)
 
 
 def _sum_type(bias: Array, band: Band, acc: Any) -> Any:

@@ -16,22 +16,45 @@ import jax.numpy as jnp
 from jax import lax
 
 from cudnn_jax.engines.sdpa._tiling import Band, Blocks
+from cudnn_jax.engines.sdpa.facts import BLOCK_MASK_TILE
 
 Array = jax.Array
 ROW_AXIS, KEY_AXIS = 3, 4
 
 
 @dataclass(frozen=True)
+class Dropout:
+    """What the probabilities are multiplied with, once they are normalised: `mask` (5-D, axes of size 1 kept) and
+    `scale`; `scale_inv` is one over `scale`, if the caller says it.
+    """
+
+    mask: Array
+    scale: Any
+    scale_inv: Any = None
+
+
+@dataclass(frozen=True)
 class Problem:
-    """The operands of both passes. Bias and mask are 5-D and keep their axes of size 1."""
+    """The operands of both passes. Those over heads, rows and keys are 5-D and keep their axes of size 1.
+
+    Attributes:
+      masks: boolean, over rows and keys; an entry counts where all are true.
+      block_mask: boolean, (B, K, G, tiles of rows, tiles of keys).
+      slopes: (1, K, G, 1, 1), of logits that fall with the distance of row and key.
+      sink: (1, K, G, 1, 1), one more logit of each head.
+    """
 
     q: Array
     k: Array
     v: Array
     bias: Array | None
-    mask: Array | None
+    masks: tuple[Array, ...]
     band: Band
-    scale: float
+    scale: Any
+    block_mask: Array | None = None
+    slopes: Array | None = None
+    sink: Array | None = None
+    dropout: Dropout | None = None
 
     @property
     def accumulator(self) -> Any:
@@ -39,8 +62,10 @@ class Problem:
 
     @property
     def operands(self) -> tuple[Array, ...]:
-        arrays = (self.q, self.k, self.v, self.bias, self.mask, *self.band.operands)
-        return tuple(x for x in arrays if x is not None)
+        arrays = (self.q, self.k, self.v, self.bias, *self.masks, self.block_mask, self.sink, self.scale)
+        if self.dropout is not None:
+            arrays += (self.dropout.mask, self.dropout.scale, self.dropout.scale_inv)
+        return (*(x for x in arrays if isinstance(x, jax.Array)), *self.band.operands)
 
     def product(self, left: Array, right: Array, contract: int) -> Array:
         """Matrices over (B, K): the last axis of `left` against axis `contract` of `right`, accumulated in full.
@@ -60,26 +85,54 @@ class Problem:
         keys = self.band.keys
         tile = cut(array, 2, keys, key_block)
         seen = self.band.valid_keys(key_block)
-        if self.mask is not None and self.mask.shape[1:4] == (1, 1, 1):
-            given = cut(self.mask, KEY_AXIS, keys, key_block)[:, :, 0, 0, :, None]
-            seen = given if seen is None else seen & given
+        for mask in self.masks:
+            if mask.shape[1:4] == (1, 1, 1):
+                given = cut(mask, KEY_AXIS, keys, key_block)[:, :, 0, 0, :, None]
+                seen = given if seen is None else seen & given
         return tile if seen is None else jnp.where(seen, tile, 0)
 
     def logits(self, q: Array, k: Array, row_block: Any, key_block: Any) -> tuple[Array, Array | None]:
-        """The masked logits of a tile, and the user's mask over it."""
+        """The masked logits of a tile, and the user's masks over it."""
         s = self.rows_times(q, k, 3) * jnp.asarray(self.scale, self.accumulator)
         if self.bias is not None:
             bias = self._plane_tile(self.bias, row_block, key_block).astype(s.dtype)
             valid = self.band.valid_rows(row_block) if bias.shape[ROW_AXIS] > 1 else None
             s = s + (bias if valid is None else jnp.where(valid, bias, 0))
-        keep = self.band.keep(row_block, key_block)
-        given = None if self.mask is None else self._plane_tile(self.mask, row_block, key_block)
-        if given is not None:
-            keep = given if keep is None else keep & given
+        if self.slopes is not None:
+            row, key = self._positions(row_block, key_block)
+            s = s + self.slopes.astype(s.dtype) * (key - row).astype(s.dtype)
+        given = self._given(row_block, key_block)
+        keep = both(self.band.keep(row_block, key_block), given)
         return (s if keep is None else jnp.where(keep, s, -jnp.inf)), given
+
+    def kept(self, p: Array, row_block: Any, key_block: Any) -> Array:
+        """What the dropout's mask multiplies the probabilities of a tile with. Where there are none it may be NaN."""
+        if self.dropout is None:
+            raise TypeError("a problem without dropout")
+        mask = self._plane_tile(self.dropout.mask, row_block, key_block).astype(p.dtype)
+        return jnp.where(p == 0, 0, mask)
+
+    def _given(self, row_block: Any, key_block: Any) -> Array | None:
+        given = None
+        for mask in self.masks:
+            given = both(given, self._plane_tile(mask, row_block, key_block))
+        if self.block_mask is not None:
+            row, key = (x.reshape(-1) // BLOCK_MASK_TILE for x in self._positions(row_block, key_block))
+            given = both(given, jnp.take(jnp.take(self.block_mask, row, ROW_AXIS), key, KEY_AXIS))
+        return given
+
+    def _positions(self, row_block: Any, key_block: Any) -> tuple[Array, Array]:
+        return self.band.rows.positions(row_block, ROW_AXIS, 5), self.band.keys.positions(key_block, KEY_AXIS, 5)
 
     def _plane_tile(self, array: Array, row_block: Any, key_block: Any) -> Array:
         return cut(cut(array, ROW_AXIS, self.band.rows, row_block), KEY_AXIS, self.band.keys, key_block)
+
+
+def both(one: Array | None, other: Array | None) -> Array | None:
+    """The conjunction of two masks, where None is true everywhere."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 def cut(array: Array, axis: int, blocks: Blocks, index: Any) -> Array:

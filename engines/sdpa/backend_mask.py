@@ -29,12 +29,12 @@ _BIAS = -1
 def derive(graph: pygraph, facts: SdpaFacts) -> Derived | None:
     """What to ask cuDNN in place of a graph with a mask or, in the backward, with a bias that broadcasts.
 
-    None for other graphs, and for those with parts unknown here.
+    None for other graphs, and for those with parts or options unknown here.
 
     Raises:
       GraphNotSupportedError: the bias would be larger than the arrays that it is made of, or have another gradient.
     """
-    if facts.unexplained:
+    if facts.unexplained or facts.options:
         return None
     if "mask" not in facts.ports:
         broadcasts = facts.bias_dim is not None and facts.bias_dim[2:] != (facts.q_len, facts.kv_len)
@@ -79,7 +79,7 @@ def _with_plain_bias(graph: pygraph, node: Node, dtype: data_type) -> tuple[pygr
     for output in node.operation.outputs:
         if output.from_caller and output.name in node.outputs:
             keywords[output.name] = copy(node.outputs[output.name])
-    # A dropout that the facts explain is none.
+    # A dropout that is no option drops nothing.
     keywords |= {name: value for name, value in node.params.items() if value is not None and name != "dropout"}
     getattr(derived, node.operation.name)(**keywords, name=node.name, compute_data_type=node.compute_data_type)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 
-_FORWARD_PORTS = ("q", "k", "v", "bias", "seq_len_q", "seq_len_kv")
-_BACKWARD_PORTS = ("q", "k", "v", "o", "dO", "stats", "bias", "seq_len_q", "seq_len_kv", "dStats")
-_DESCRIBED_PARAMS = frozenset(
+_PLAIN_PORTS = frozenset({"q", "k", "v", "o", "dO", "stats", "bias", "seq_len_q", "seq_len_kv", "dStats"})
+_PLAIN_PARAMS = frozenset(
     {
-        "is_inference",
         "generate_stats",
         "attn_scale",
         "use_padding_mask",
@@ -26,17 +25,43 @@ _DESCRIBED_PARAMS = frozenset(
         "use_deterministic_algorithm",
     }
 )
+_PLAIN_RESULTS = frozenset({"O", "Stats", "dQ", "dK", "dV", "dBias"})
+"""What `cudnn_jax.sdpa` and its backward are made of; anything else is one of `SdpaFacts.options`."""
+
+BLOCK_MASK_TILE = 128
+"""Rows and keys of the tiles that a block mask counts."""
 
 Dims = tuple[int, int, int, int]
+
+
+class Number(NamedTuple):
+    """A port that takes a number, which is part of the graph."""
+
+    value: float
+    dim: Dims
+    dtype: data_type
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class SdpaFacts:
     """One record for a forward or a backward attention graph.
 
-    Dimensions follow the graph, (batch, heads, length, head dim). `ports` and `results` map names to positions in
-    `graph.inputs` and `graph.outputs`. A query row i attends to the keys j with i - left <= j <= i + right (None is
-    unbounded); under bottom_right alignment both bounds are shifted by kv length - q length of the sequence.
+    Dimensions follow the graph, (batch, heads, length, head dim). A query row i attends to the keys j with
+    i - left <= j <= i + right (None is unbounded); under bottom_right alignment both bounds are shifted by
+    kv length - q length of the sequence.
+
+    Attributes:
+      ports, results: name -> position in `graph.inputs` and `graph.outputs`.
+      numbers: ports that take a number of the graph's own.
+      types: the data types of the results.
+      scale: of the logits; the port `attn_scale` is another factor.
+      alibi: logits fall with the distance of row and key, at a slope for each head.
+      base2: Stats is the logarithm in base 2.
+      options: ports, parameters and outputs that `cudnn_jax.sdpa` and its backward do not have.
+      unexplained: what the record does not describe.
     """
 
     direction: str
@@ -61,6 +86,12 @@ class SdpaFacts:
     unexplained: tuple[str, ...]
     ports: Mapping[str, int] = field(hash=False)
     results: Mapping[str, int] = field(hash=False)
+    numbers: Mapping[str, Number] = field(default=_NOTHING, hash=False)
+    types: Mapping[str, data_type] = field(default=_NOTHING, hash=False)
+    options: tuple[str, ...] = ()
+    alibi: bool = False
+    base2: bool = False
+    block_mask_dim: tuple[int, ...] | None = None
 
     @property
     def causal(self) -> str:
@@ -69,7 +100,7 @@ class SdpaFacts:
 
     @property
     def padding(self) -> bool:
-        return "seq_len_q" in self.ports or "seq_len_kv" in self.ports
+        return any(f"{kind}_{side}" in self.ports for kind in ("seq_len", "cu_seq_len") for side in ("q", "kv"))
 
     def describe(self) -> str:
         """One line for people."""
@@ -86,7 +117,7 @@ class SdpaFacts:
         words += [name for name in ("bias", "mask", "dStats") if name in self.ports]
         words += ["padding"] if self.padding else []
         words += ["dBias"] if "dBias" in self.results else []
-        return " ".join(words)
+        return " ".join([*words, *self.options])
 
 
 def _dims(tensor: Tensor | None) -> Dims | None:
@@ -108,10 +139,9 @@ def _split_mask(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Node
 
 def _bounds(params: Mapping[str, Any]) -> tuple[str, int | None, int | None]:
     """(alignment, left, right) from the several ways in which cuDNN's keywords say them."""
-    alignment = "top_left"
-    named = params.get("diagonal_alignment")
-    if params.get("use_causal_mask_bottom_right") or (named is not None and "BOTTOM" in str(named).upper()):
-        alignment = "bottom_right"
+    # The two older keywords also align the diagonal.
+    bottom = params.get("use_causal_mask_bottom_right") or params.get("diagonal_alignment") == "BOTTOM_RIGHT"
+    alignment = "bottom_right" if bottom and not params.get("use_causal_mask") else "top_left"
     causal = params.get("use_causal_mask") or params.get("use_causal_mask_bottom_right")
     right = 0 if causal else params.get("diagonal_band_right_bound")
     window = params.get("diagonal_band_left_bound")
@@ -127,25 +157,77 @@ def _positions(named: Mapping[str, Tensor | None], ordered: Sequence[Tensor]) ->
     return {name: position[id(tensor)] for name, tensor in named.items() if id(tensor) in position}
 
 
+def _beyond(node: Node) -> Iterator[str]:
+    """The node's `SdpaFacts.options`."""
+    for port, tensor in node.inputs.items():
+        if port not in _PLAIN_PORTS:
+            yield port
+        elif tensor.is_pass_by_value:
+            yield f"{port} as a number"
+    for name, value in node.params.items():
+        if value and name not in _PLAIN_PARAMS:
+            yield name
+    yield from (port for port in node.outputs if port not in _PLAIN_RESULTS)
+    if any(tensor.ragged_offset is not None for tensor in (*node.inputs.values(), *node.outputs.values())):
+        yield "ragged offsets"
+
+
+def _without_formula(node: Node, kv_len: int) -> Iterator[str]:
+    """What of a node has no meaning here, and why."""
+    params, inputs = node.params, node.inputs
+    if params["dropout"]:
+        yield f"dropout {params['dropout']}, whose random numbers are those of cuDNN's kernels"
+    if "rng_dump" in node.outputs and params["dropout"] != 0:
+        yield "output rng_dump, the random numbers of cuDNN's kernels"
+    if params["attn_scale_prefolded"] and (params["attn_scale"] is not None or "attn_scale" in inputs):
+        yield "attn_scale beside attn_scale_prefolded, which says that q holds it"
+    for side in ("k", "v"):
+        if (table := inputs.get(f"paged_attention_{side}_table")) is not None:
+            held = table.dim[2] * inputs[side].dim[2]
+            if held < kv_len:
+                yield f"length {kv_len} of {side} in pages, where paged_attention_{side}_table holds {held}"
+
+
+def _kv_len(node: Node) -> int:
+    """The length of keys and values: what tensors say, the bound of paged ones, or all that their pages hold."""
+    tables = {side: node.inputs.get(f"paged_attention_{side}_table") for side in ("k", "v")}
+    for side, table in tables.items():
+        if table is None:
+            return node.inputs[side].dim[2]
+    bound: int | None = node.params["paged_attention_max_seq_len_kv"]
+    if bound is not None:
+        return bound
+    planes = [node.inputs.get(port) for port in ("bias", "kv_mask", "dropout_mask")] + [node.outputs.get("rng_dump")]
+    told = [tensor.dim[3] for tensor in planes if tensor is not None and tensor.dim[3] != 1]
+    return told[0] if told else min(table.dim[2] * node.inputs[side].dim[2] for side, table in tables.items() if table)
+
+
 def analyze(graph: pygraph) -> SdpaFacts:
     """Parses a frozen graph that holds one SDPA or SDPA_BACKWARD node."""
     (node,) = [n for n in graph.nodes if n.type in ("SDPA", "SDPA_BACKWARD")]
     backward = node.type == "SDPA_BACKWARD"
     bias, mask, mask_node = _split_mask(node.inputs.get("bias"))
 
-    wired = {port: node.inputs.get(port) for port in (_BACKWARD_PORTS if backward else _FORWARD_PORTS)}
-    wired |= {"bias": bias, "mask": mask}
+    wired = {**node.inputs, "bias": bias, "mask": mask}
     ports = _positions(wired, graph.inputs)
     results = _positions(node.outputs, graph.outputs)
+    numbers = {
+        port: Number(float(tensor.value or 0), tuple(tensor.dim), tensor.data_type)  # type: ignore[arg-type]
+        for port, tensor in wired.items()
+        if tensor is not None and tensor.is_pass_by_value
+    }
 
+    kv_len = _kv_len(node)
     unexplained = [n.name or n.type for n in graph.nodes if n is not node and n is not mask_node]
-    unexplained += [f"port {port}" for port, tensor in node.inputs.items() if tensor is not None and port not in wired]
-    unexplained += [f"option {key}" for key, value in node.params.items() if value and key not in _DESCRIBED_PARAMS]
-    unexplained += [f"output {port}" for port in node.outputs if port not in ("O", "Stats", "dQ", "dK", "dV", "dBias")]
-    unexplained += ["ragged offsets"] if any(t.ragged_offset is not None for t in graph.inputs) else []
+    if mask_node is not None and len(results) < len(graph.outputs):
+        unexplained.append(f"output of {mask_node.label}")
+    unexplained += _without_formula(node, kv_len)
 
     q, k, v = (node.inputs[port] for port in ("q", "k", "v"))
-    scale = node.params.get("attn_scale")
+    scale = node.params["attn_scale"]
+    if node.params["attn_scale_prefolded"]:
+        scale = math.log(2)  # q holds attn_scale * log2(e)
+    block_mask = node.inputs.get("block_mask")
     alignment, left, right = _bounds(node.params)
     return SdpaFacts(
         direction="bwd" if backward else "fwd",
@@ -153,7 +235,7 @@ def analyze(graph: pygraph) -> SdpaFacts:
         q_heads=q.dim[1],
         kv_heads=k.dim[1],
         q_len=q.dim[2],
-        kv_len=k.dim[2],
+        kv_len=kv_len,
         head_dim=q.dim[3],
         v_head_dim=v.dim[3],
         dtype=q.data_type,
@@ -170,4 +252,10 @@ def analyze(graph: pygraph) -> SdpaFacts:
         unexplained=tuple(unexplained),
         ports=MappingProxyType(ports),
         results=MappingProxyType(results),
+        numbers=MappingProxyType(numbers),
+        types=MappingProxyType({name: node.outputs[name].data_type for name in results}),
+        options=tuple(_beyond(node)),
+        alibi=node.params["use_alibi_mask"],
+        base2=bool(node.params.get("stats_use_log2")),
+        block_mask_dim=None if block_mask is None else block_mask.dim,
     )

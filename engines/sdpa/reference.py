@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jax
 
-    from cudnn_jax.engines.sdpa._blockwise import Problem
+    from cudnn_jax.engines.sdpa._forward import Results
     from cudnn_jax.engines.sdpa.facts import SdpaFacts
 
 Function = Callable[..., tuple[Any, ...]]
-_GRADIENTS = {"dQ": "q", "dK": "k", "dV": "v", "dBias": "bias"}
+_GRADIENTS = {"dQ": "q", "dK": "k", "dV": "v", "dBias": "bias", "dSink_token": "sink_token"}
 
 
 def forward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, int] | None = None) -> Function:
@@ -27,18 +28,24 @@ def forward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, int
     """
     import jax.numpy as jnp
 
-    from cudnn_jax.engines.sdpa import _forward
+    from cudnn_jax.engines.sdpa import _forward, _operands
+
+    rows = (facts.batch, facts.q_heads, facts.q_len)
+    scores = not facts.results.keys().isdisjoint({"score_max", "score_sum_exp"})
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        given = {port: arrays[position] for port, position in facts.ports.items()}
-        shape = (facts.batch, facts.q_heads, facts.q_len)
-        if 0 in (*shape, facts.kv_len):
-            o = jnp.zeros((*shape, facts.v_head_dim), given["q"].dtype)
-            lse = jnp.full((*shape, 1), -jnp.inf, jnp.float32)
+        given = _operands.named(facts, arrays)
+        kind = facts.types.get("O")
+        dtype = jnp.dtype(kind.value) if kind is not None and kind.is_floating and kind.itemsize_bits > 8 else None
+        if 0 in (*rows, facts.kv_len):
+            made = _keyless(facts, given)
         else:
-            grouped, stats = _forward.forward(_problem(facts, given, platform, tiles))
-            o, lse = grouped.reshape(*shape, facts.v_head_dim), stats.reshape(*shape, 1).astype(jnp.float32)
-        return _ordered(facts, {"O": o, "Stats": lse})
+            made = _forward.forward(_operands.problem(facts, given, _tiles(facts, platform, tiles)), dtype, scores)
+        stats = made.lse * math.log2(math.e) if facts.base2 else made.lse
+        named = {"O": made.o.reshape(*rows, facts.v_head_dim), "Stats": _of_rows(stats, rows)}
+        if scores:
+            named |= {"score_max": _of_rows(made.most, rows), "score_sum_exp": _of_rows(made.total, rows)}
+        return _ordered(facts, named)
 
     return run
 
@@ -47,50 +54,61 @@ def backward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, in
     """The function of a backward graph, as `forward`. The gradients are written out: no autodiff is involved."""
     import jax.numpy as jnp
 
-    from cudnn_jax.engines.sdpa import _backward
+    from cudnn_jax.engines.sdpa import _backward, _operands
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        given = {port: arrays[position] for port, position in facts.ports.items()}
+        given = _operands.named(facts, arrays)
         wanted = {name: given[port] for name, port in _GRADIENTS.items() if name in facts.results}
         if 0 in (facts.batch, facts.q_heads, facts.q_len, facts.kv_len):
-            return _ordered(facts, {name: jnp.zeros(x.shape, x.dtype) for name, x in wanted.items()})
-        o, d_o, stats = (_grouped(given[port], facts.kv_heads) for port in ("o", "dO", "stats"))
-        d_stats = _grouped(given["dStats"], facts.kv_heads) if "dStats" in given else None
-        problem = _problem(facts, given, platform, tiles)
-        gradients = _backward.backward(problem, o, d_o, stats, d_stats, "dBias" in facts.results)
-        named = {name: made for name, made in zip(_GRADIENTS, gradients, strict=True) if made is not None}
-        return _ordered(facts, {name: named[name].reshape(x.shape) for name, x in wanted.items()})
+            named = {name: jnp.zeros(x.shape, x.dtype) for name, x in wanted.items()}
+        else:
+            o, d_o, stats = (_operands.grouped(given[port], facts.kv_heads) for port in ("o", "dO", "stats"))
+            d_stats = _operands.grouped(given["dStats"], facts.kv_heads) if "dStats" in given else None
+            problem = _operands.problem(facts, given, _tiles(facts, platform, tiles))
+            gradients = _backward.backward(problem, o, d_o, stats, d_stats, "dBias" in facts.results)
+            made = dict(zip(_GRADIENTS, gradients, strict=True))
+            named = {name: made[name].reshape(x.shape) for name, x in wanted.items()}
+        return _ordered(facts, named)
 
     return run
 
 
-def _problem(
-    facts: SdpaFacts, given: dict[str, jax.Array], platform: str | None, tiles: tuple[int, int] | None
-) -> Problem:
+def _tiles(facts: SdpaFacts, platform: str | None, tiles: tuple[int, int] | None) -> tuple[int, int]:
     import jax
 
-    from cudnn_jax.engines.sdpa import _blockwise, _tiling
+    from cudnn_jax.engines.sdpa import _tiling
 
-    tiles = tiles or _tiling.choose(facts, platform or jax.default_backend())
-    rows, keys = _tiling.Blocks.cut(facts.q_len, tiles[0]), _tiling.Blocks.cut(facts.kv_len, tiles[1])
-    bias, mask = (_grouped(given[port], facts.kv_heads) if port in given else None for port in ("bias", "mask"))
-    return _blockwise.Problem(
-        q=_grouped(given["q"], facts.kv_heads),
-        k=given["k"],
-        v=given["v"],
-        bias=bias,
-        mask=mask,
-        band=_tiling.Band.of(facts, rows, keys, given.get("seq_len_q"), given.get("seq_len_kv")),
-        scale=facts.scale,
-    )
+    return tiles or _tiling.choose(facts, platform or jax.default_backend())
 
 
-def _grouped(array: jax.Array, kv_heads: int) -> jax.Array:
-    """(b, N, ...) as (b, K, G, ...); a head axis of size 1 as (b, 1, 1, ...)."""
-    batch, heads, *rest = array.shape
-    split = (1, 1) if heads == 1 else (kv_heads, heads // kv_heads)
-    return array.reshape(batch, *split, *rest)
+def _keyless(facts: SdpaFacts, given: dict[str, jax.Array]) -> Results:
+    """The results where an axis is 0 long: no row has a key, and some may have a sink."""
+    import jax.numpy as jnp
+
+    from cudnn_jax.engines.sdpa import _forward, _operands
+
+    rows = (facts.batch, facts.q_heads, facts.q_len)
+    most = jnp.broadcast_to(given.get("sink_token", -jnp.inf), (*rows, 1))
+    if (ends := _operands.lengths(given, "q")) is not None:
+        most = jnp.where(jnp.arange(facts.q_len)[:, None] < ends.reshape(-1, 1, 1, 1), most, -jnp.inf)
+    total = jnp.where(most == -jnp.inf, 0.0, 1.0)
+    return _forward.Results(jnp.zeros((*rows, facts.v_head_dim), given["q"].dtype), most, most, total)
 
 
-def _ordered(facts: SdpaFacts, named: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(named[name] for name in sorted(facts.results, key=facts.results.__getitem__))
+def _of_rows(stats: jax.Array, rows: tuple[int, ...]) -> jax.Array:
+    return stats.reshape(*rows, 1).astype("float32")
+
+
+def _ordered(facts: SdpaFacts, named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The results in the graph's order and data types."""
+    import jax.numpy as jnp
+
+    from cudnn_jax.engines.pointwise.reference import convert
+
+    if "rng_dump" in facts.results:  # of a dropout that drops nothing
+        plane = (facts.batch, facts.q_heads, facts.q_len, facts.kv_len)
+        named = {**named, "rng_dump": jnp.ones(plane, jnp.float32)}
+    made = []
+    for name in sorted(facts.results, key=facts.results.__getitem__):
+        made.append(convert(named[name], facts.types[name]) if name in facts.types else named[name])
+    return tuple(made)

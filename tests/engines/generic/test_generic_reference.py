@@ -433,8 +433,13 @@ def quantised_attention(graph: pygraph) -> Any:
             "block_scale_quantize: Y of type float32, one of float4_e2m1fn, float8_e4m3fn, float8_e5m2",
         ),
         (
-            lambda graph: graph.exp(graph.sdpa(*(graph.tensor((1, 1, 4, 4)) for _ in "qkv"), use_alibi_mask=True)[0]),
-            "sdpa: cannot express option use_alibi_mask",
+            lambda graph: graph.exp(
+                graph.sdpa(
+                    *(graph.tensor((1, 1, 4, 4)) for _ in "qkv"),
+                    dropout=(0.5, *(graph.tensor((1, 1, 1, 1), data_type="int32") for _ in range(2))),
+                )[0]
+            ),
+            "sdpa: cannot express dropout 0.5, whose random numbers are those of cuDNN's kernels",
         ),
     ],
 )
