@@ -3,7 +3,7 @@
 Such a tensor has four axes, of which axis 2 counts the rows of a sequence. The elements of sequence b begin at
 offset[b] of the tensor's memory, and its rows lie from there at the tensor's strides, up to offset[b + 1]. Inside of a
 graph the tensor is padded: (B, N, T, D) with rows of 0 past the end of each sequence. In the memory of a result, what
-belongs to no sequence is 0.
+belongs to no sequence is as a row that attends to nothing: 0, and -inf in a logsumexp.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Function = Callable[..., tuple[Any, ...]]
 _ROWS = 2
+_BLANK = {"Stats": float("-inf"), "score_max": float("-inf")}
+"""Output port -> what stands where there is no sequence, if that is not 0."""
 _NEEDS_LENGTHS = "use_padding_mask"
 
 
@@ -99,7 +101,7 @@ def _scatter(array: jax.Array, tensor: Tensor, starts: jax.Array) -> jax.Array:
     where, inside = _where(tensor, starts, order, length)
     where = jnp.where(inside, where, size).transpose(order)  # past the end nothing is written
     memory = jax.lax.scatter(
-        jnp.zeros((size,), array.dtype),
+        jnp.full((size,), _blank(tensor), array.dtype),
         where.reshape(-1, 1),
         array.transpose(order).reshape(-1, length),
         jax.lax.ScatterDimensionNumbers(
@@ -109,6 +111,11 @@ def _scatter(array: jax.Array, tensor: Tensor, starts: jax.Array) -> jax.Array:
     )
     stored = storage_order(tensor)
     return memory.reshape([tensor.dim[axis] for axis in stored]).transpose(np.argsort(stored))
+
+
+def _blank(tensor: Tensor) -> float:
+    made = tensor.producer.outputs.items() if tensor.producer is not None else ()
+    return next((_BLANK.get(port, 0) for port, each in made if each is tensor), 0)
 
 
 def _runs(tensor: Tensor) -> tuple[tuple[int, ...], int]:

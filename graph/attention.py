@@ -31,6 +31,7 @@ def _int(name: str, doc: str, **more: Any) -> Attribute:
     return Attribute(name, kinds.integer, doc, **more)
 
 
+_TILES = "A bit for each tile of 128 rows and keys, the lowest of a byte first: whether it counts"
 _ONE_SCALE = "(1, 1, 1, 1) float32; with MXFP8 one for each block of 32, in cuDNN's tiles of 128 x 4 (F8_128x4)"
 _TURNED = ("q_T", "k_T", "dO_T")
 _WIDE = ("o_f16", "dO_f16")
@@ -61,7 +62,7 @@ PORTS = {
         _maybe("dStats", "B N T 1", "Cotangent of Stats, (B, N, T, 1), float32.", _FLOAT),
         _maybe("attn_scale", "1 1 1 1", "Multiplies the logits: a number, or one element.", number=True),
         _maybe("bias", "~B N T S", "Added to the scaled logits; broadcasts to (B, N, T, S)."),
-        _maybe("block_mask", None, "One bit for each tile of the logits: whether it counts.", *_BITS),
+        _maybe("block_mask", None, f"{_TILES}, (B, N, ceil(T / 128), ceil(S / 1024)).", *_BITS),
         _maybe("kv_mask", "~B N T S", "Which keys count; broadcasts to (B, N, T, S)."),
         _maybe("seq_len_q", "B 1 1 1", "True lengths of the queries, (B, 1, 1, 1), int32.", _INT32),
         _maybe("seq_len_kv", "B 1 1 1", "True lengths of keys and values, (B, 1, 1, 1), int32.", _INT32),
@@ -82,8 +83,8 @@ GIVEN = {
     output.name: output
     for output in (
         Output("rng_dump", "The dropout's random numbers.", shape="B N T S"),
-        Output("score_max", "The largest logit of each row.", shape="B N T 1", type=_FLOAT),
-        Output("score_sum_exp", "The sum of each row's exponentials.", shape="B N T 1", type=_FLOAT),
+        Output("score_max", "The largest logit of each row, sinks included.", shape="B N T 1", type=_FLOAT),
+        Output("score_sum_exp", "The sum of each row's exp(logit - score_max).", shape="B N T 1", type=_FLOAT),
         Output("dBias", "Gradient of bias, summed over the axes that are 1.", shape="~B N T S"),
         Output("sf_o", "The scales of O, where O is quantised in blocks."),
         Output("dSink_token", "Gradient of sink_token.", shape="1 N 1 1", type=_FLOAT),
@@ -120,7 +121,7 @@ ATTRIBUTES = {
         _flag("unfuse_fma", "Whether a multiply and its add round separately."),
         _flag("stats_use_log2", "Whether Stats is in base 2."),
         Attribute("softmax_precision", kinds.text, "The precision that an engine may use in the softmax."),
-        _flag("attn_scale_prefolded", "Whether q holds attn_scale already."),
+        _flag("attn_scale_prefolded", "Whether q holds attn_scale * log2(e) already; attn_scale stays away."),
         _flag("use_deterministic_algorithm", "The same bits on every run."),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import chain
 from types import MappingProxyType
@@ -95,13 +96,16 @@ def _derivative(d: Transposed) -> Mapping[str, Term | None]:
     ports = {"o": d["O"], "stats": d["Stats"], "dO": d.full("O").typed(d.node.outputs["O"].data_type)}
     if d.cotangent("Stats") is not None:
         ports["dStats"] = d.full("Stats").typed(data_type.FLOAT)
+    if d.node.params["stats_use_log2"]:  # the backward takes natural logarithms
+        scales = {"stats": math.log(2), "dStats": math.log2(math.e)}
+        ports |= {port: (ports[port] * scale).typed(data_type.FLOAT) for port, scale in scales.items() if port in ports}
     own = {port: gradient for port, gradient in _OWN_GRADIENTS.items() if port in d.wanted}
     tensors = {
         gradient: d.graph.tensor(x.dim, x.stride, x.data_type, is_virtual=True)
         for port, gradient in own.items()
         for x in (d.node.inputs[port],)
     }
-    made = d.backward_node("sdpa_backward", ports, ("generate_stats",), tensors)
+    made = d.backward_node("sdpa_backward", ports, ("generate_stats", "stats_use_log2"), tensors)
     return {port: made[gradient] for port, gradient in (own | {"q": "dQ", "k": "dK", "v": "dV"}).items()}
 
 

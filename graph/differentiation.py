@@ -68,9 +68,8 @@ class Differentiable:
     """
 
     def __init__(self, graph: pygraph, wanted: Iterable[int]) -> None:
-        if any(tensor.ragged_offset is not None for tensor in graph.tensors):
-            raise NotImplementedError("tensors with ragged offsets have no derivative")
         self._wanted = frozenset(wanted)
+        _check_ragged(graph)
         self._copy, self._outputs = _ready(graph, self._wanted)
         self._inputs = self._copy.inputs
         self._taken: dict[int, Tensor] = {}
@@ -116,6 +115,14 @@ def differentiable(tensor: Tensor) -> bool:
     return tensor.data_type.is_floating and tensor.data_type is not data_type.FP8_E8M0
 
 
+def _check_ragged(graph: pygraph) -> None:
+    """A ragged output has no rows past a sequence's end, and inside of the graph it may have: nobody keeps those."""
+    read = {id(tensor) for node in graph.nodes for tensor in node.inputs.values()}
+    for tensor in graph.outputs:
+        if tensor.ragged_offset is not None and id(tensor) in read:
+            raise NotImplementedError(f"the ragged output {tensor.label}, which a node reads, has no derivative")
+
+
 def _depends(node: Node, moving: Collection[int]) -> bool:
     return any(id(tensor) in moving for tensor in node.inputs.values())
 
@@ -125,23 +132,30 @@ def _ready(graph: pygraph, wanted: Collection[int]) -> tuple[pygraph, list[Tenso
     made = type(graph)(graph.name, graph.io_data_type, graph.intermediate_data_type, graph.compute_data_type)
     copies: dict[int, Tensor] = {}
     moving = {id(tensor) for at, tensor in enumerate(graph.inputs) if at in wanted}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = again = tensor_again(made, tensor)
+            if tensor.ragged_offset is not None:
+                again.ragged_offset = copy(tensor.ragged_offset)
+        return copies[id(tensor)]
+
     for node in graph.nodes:
         own = made_by_caller(node)
-        for tensor in (*node.inputs.values(), *own.values()):
-            if id(tensor) not in copies:
-                copies[id(tensor)] = tensor_again(made, tensor)
         depends = _depends(node, moving)
         again = node_again(
             made,
             node,
-            {port: copies[id(tensor)] for port, tensor in node.inputs.items()},
-            {port: copies[id(tensor)] for port, tensor in own.items()},
+            {port: copy(tensor) for port, tensor in node.inputs.items()},
+            {port: copy(tensor) for port, tensor in own.items()},
             **(node.operation.differentiated if depends else {}),
         )
         for port, tensor in node.outputs.items():
             copies[id(tensor)] = again.outputs[port]
             if not tensor.is_inside:
                 again.outputs[port].set_output(True).set_stride(tensor.stride)
+                if tensor.ragged_offset is not None:
+                    again.outputs[port].ragged_offset = copy(tensor.ragged_offset)
             if depends and differentiable(tensor):
                 moving.add(id(tensor))
     return made, [copies[id(tensor)] for tensor in graph.outputs]
@@ -179,6 +193,7 @@ class _Walk:
         """Takes the cotangent of an output, the one at `position` of those that the caller knows."""
         if id(tensor) in self._moving:
             made = self.graph.tensor(tensor.dim, tensor.stride, tensor.data_type, tensor.name and f"d_{tensor.name}")
+            self._lay_out(made, tensor)
             self._origins[id(made)] = Origin("cotangent", position)
             self._cotangents[id(tensor)] = made
 
@@ -230,7 +245,7 @@ class _Walk:
 
     def view(self, tensor: Tensor, order: tuple[int, ...]) -> Tensor | None:
         """What the caller gives for a tensor of the backward, its axes in another order; None of what a node makes."""
-        if id(tensor) not in self._origins:
+        if id(tensor) not in self._origins or tensor.ragged_offset is not None:
             return None
         origin = self._origins[id(tensor)]
         whole = tuple(origin.order[axis] for axis in order) if origin.order else order
@@ -247,6 +262,7 @@ class _Walk:
             made = node_again(self.graph, node, {port: self.value(each) for port, each in node.inputs.items()}, {})
             return made.outputs[next(port for port, each in node.outputs.items() if each is tensor)]
         again = tensor_again(self.graph, tensor)
+        self._lay_out(again, tensor)
         if node is not None:
             self._origins[id(again)] = Origin("kept", self._take(tensor))
         elif not tensor.is_pass_by_value:
@@ -263,4 +279,11 @@ class _Walk:
         fixed = made._fixed_type not in (data_type.NOT_SET, tensor.data_type)
         if made.producer is None or not made.is_virtual or read or fixed:
             made = self.graph.identity(made)
-        return made.set_output(True).set_data_type(tensor.data_type).set_dim(tensor.dim).set_stride(tensor.stride)
+        made.set_output(True).set_data_type(tensor.data_type).set_dim(tensor.dim).set_stride(tensor.stride)
+        return self._lay_out(made, tensor)
+
+    def _lay_out(self, made: Tensor, tensor: Tensor) -> Tensor:
+        """A tensor of the backward whose sequences lie as those of one of the forward."""
+        if tensor.ragged_offset is not None:
+            made.ragged_offset = self.value(tensor.ragged_offset)
+        return made

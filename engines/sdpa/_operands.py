@@ -37,7 +37,7 @@ def problem(facts: SdpaFacts, given: Given, tiles: tuple[int, int]) -> Problem:
     bias = grouped(given["bias"], facts.kv_heads) if "bias" in given else None
     masks = [grouped(given[port] != 0, facts.kv_heads) for port in ("mask", "kv_mask") if port in given]
     slopes = _slopes(facts.q_heads).reshape(1, facts.kv_heads, -1, 1, 1) if facts.alibi else None
-    scale = facts.scale
+    scale: Any = facts.scale
     if "attn_scale" in given:
         scale = scale * given["attn_scale"].reshape(()).astype(jnp.promote_types(dtype, jnp.float32))
     return Problem(

@@ -33,8 +33,11 @@ def mismatch(facts: SdpaFacts, target: Target) -> str | None:
 
 
 def prefill(facts: SdpaFacts) -> dict[int, int]:
-    """A batch without keys is left unwritten, except dQ: its outputs and gradients are 0, its logsumexp -inf."""
+    """A batch without keys is left unwritten, except dQ: its outputs and gradients are 0, its logsumexp -inf.
+
+    So is what lies between and behind packed sequences.
+    """
     if not facts.padding:
         return {}
-    words = {"O": 0, "Stats": MINUS_INFINITY, "dK": 0, "dV": 0}
+    words = {"O": 0, "Stats": MINUS_INFINITY, "dK": 0, "dV": 0} | ({"dQ": 0} if facts.ragged else {})
     return {facts.results[name]: word for name, word in words.items() if name in facts.results}

@@ -28,6 +28,8 @@ _PLAIN_PARAMS = frozenset(
 _PLAIN_RESULTS = frozenset({"O", "Stats", "dQ", "dK", "dV", "dBias"})
 """What `cudnn_jax.sdpa` and its backward are made of; anything else is one of `SdpaFacts.options`."""
 
+_RAGGED = "ragged offsets"
+
 BLOCK_MASK_TILE = 128
 """Rows and keys of the tiles that a block mask counts."""
 
@@ -92,6 +94,11 @@ class SdpaFacts:
     alibi: bool = False
     base2: bool = False
     block_mask_dim: tuple[int, ...] | None = None
+
+    @property
+    def ragged(self) -> bool:
+        """Whether sequences are packed in a tensor."""
+        return _RAGGED in self.options
 
     @property
     def causal(self) -> str:
@@ -169,7 +176,7 @@ def _beyond(node: Node) -> Iterator[str]:
             yield name
     yield from (port for port in node.outputs if port not in _PLAIN_RESULTS)
     if any(tensor.ragged_offset is not None for tensor in (*node.inputs.values(), *node.outputs.values())):
-        yield "ragged offsets"
+        yield _RAGGED
 
 
 def _without_formula(node: Node, kv_len: int) -> Iterator[str]:

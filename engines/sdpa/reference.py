@@ -43,7 +43,7 @@ def forward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, int
             made = _forward.forward(_operands.problem(facts, given, _tiles(facts, platform, tiles)), dtype, scores)
         stats = made.lse * math.log2(math.e) if facts.base2 else made.lse
         named = {"O": made.o.reshape(*rows, facts.v_head_dim), "Stats": _of_rows(stats, rows)}
-        if scores:
+        if made.most is not None and made.total is not None:
             named |= {"score_max": _of_rows(made.most, rows), "score_sum_exp": _of_rows(made.total, rows)}
         return _ordered(facts, named)
 
@@ -67,7 +67,9 @@ def backward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, in
             problem = _operands.problem(facts, given, _tiles(facts, platform, tiles))
             gradients = _backward.backward(problem, o, d_o, stats, d_stats, "dBias" in facts.results)
             made = dict(zip(_GRADIENTS, gradients, strict=True))
-            named = {name: made[name].reshape(x.shape) for name, x in wanted.items()}
+            named = {
+                name: x.reshape(wanted[name].shape) for name, x in made.items() if x is not None and name in wanted
+            }
         return _ordered(facts, named)
 
     return run

@@ -32,10 +32,13 @@ def rng() -> np.random.Generator:
     return np.random.default_rng()
 
 
-def packed(padded: Array, lengths: Array, starts: Array, rng: np.random.Generator | None) -> Array:
-    """The sequences of (B, N, T, D) in memory (B * T, N, D), noise or zeros around them, under the dims (B, N, T, D)."""
+def packed(padded: Array, lengths: Array, starts: Array, around: Any = 0) -> Array:
+    """The sequences of (B, N, T, D) in memory (B * T, N, D), under the dims (B, N, T, D); `around` them a number, or
+    noise where it is a generator.
+    """
     b, n, t, d = padded.shape
-    memory = np.zeros((b * t, n, d)) if rng is None else NOISE * rng.standard_normal((b * t, n, d))
+    noisy = isinstance(around, np.random.Generator)
+    memory = NOISE * around.standard_normal((b * t, n, d)) if noisy else np.full((b * t, n, d), float(around))
     for batch, (length, start) in enumerate(zip(lengths, starts, strict=False)):
         memory[start : start + length] = padded[batch, :, :length].swapaxes(0, 1)
     return memory.reshape(b, t, n, d).swapaxes(1, 2).astype(np.float32)
@@ -99,7 +102,7 @@ def close(got: Array, want: Array, tolerance: float) -> None:
 
 @pytest.mark.parametrize("sides", ["q kv", "q", "kv"])
 def test_attention_over_packed_sequences(sides: str, rng: np.random.Generator) -> None:
-    """Each tensor may be ragged or not. What lies around the sequences is not read, and is 0 in results."""
+    """Each tensor may be ragged or not. What lies around the sequences is not read, and in results it is as rows without keys."""
     q, k, v, d_o = draw(rng, (B, N, T, D), (B, NK, S, D), (B, NK, S, DV), (B, N, T, DV))
     (sink,) = draw(rng, (1, N, 1, 1))
     want = attend(q, k, v, sink=sink, d_o=d_o, **FORMULA)
@@ -121,7 +124,7 @@ def test_attention_over_packed_sequences(sides: str, rng: np.random.Generator) -
             array, truth = got[id(tensor)], want[name]
             if as_side[name] in sides.split():
                 _, starts = call.sides[as_side[name]]
-                truth = packed(truth, starts[1:] - starts[:-1], starts, None)
+                truth = packed(truth, starts[1:] - starts[:-1], starts, -np.inf if name == "Stats" else 0)
             np.testing.assert_array_equal(np.isneginf(array), np.isneginf(truth))
             close(*(np.where(np.isneginf(x), 0, x) for x in (array, truth)), tolerance)
 
@@ -152,7 +155,7 @@ def test_what_stands_around_attention_sees_padded_tensors(rng: np.random.Generat
     call.output(gated, "q")
     got = call.run()
     want = attend(q * gate, k, v, **FORMULA)["O"] * gate
-    close(got[id(gated)], packed(want, Q_LENGTHS, Q_STARTS, None), FORWARD_TOLERANCE["float32"])
+    close(got[id(gated)], packed(want, Q_LENGTHS, Q_STARTS), FORWARD_TOLERANCE["float32"])
     close(got[id(total)], want.sum(axis=2, keepdims=True), FORWARD_TOLERANCE["float32"])
 
 
@@ -237,3 +240,58 @@ def test_what_ragged_tensors_mean_nowhere_is_declined(rng: np.random.Generator) 
         build(graph).set_output(True)
         with pytest.raises(GraphNotSupportedError, match=reason):
             planning.plan(graph, CPU)
+
+
+# Gradients
+
+
+def test_gradients_lie_as_their_inputs(rng: np.random.Generator) -> None:
+    """Of packed queries and keys by way of other nodes, from a packed output and base-2 statistics."""
+    q, k, v, gate, d_o = draw(rng, (B, N, T, D), (B, NK, S, D), (B, NK, S, D), (B, N, T, D), (B, N, T, D))
+    (d_stats,) = draw(rng, (B, N, T, 1))
+    call = Call(rng)
+    tensors = {"q": call.ragged(q, "q"), "gate": call.ragged(gate, "q"), "k": call.ragged(k, "kv"), "v": call.dense(v)}
+    o, stats = call.graph.sdpa(
+        call.graph.mul(tensors["q"], tensors["gate"]),
+        tensors["k"],
+        tensors["v"],
+        attn_scale=SCALE,
+        generate_stats=True,
+        stats_use_log2=True,
+        **call.lengths(),
+    )
+    out = call.output(call.graph.mul(o, tensors["gate"]), "q")
+    stats.set_output(True)
+    moving = [at for at, tensor in enumerate(call.graph.inputs) if tensor in tensors.values()]
+    arrays = call.given()
+
+    def run(*moved: Any) -> list[Any]:
+        given = list(arrays)
+        for at, array in zip(moving, moved, strict=True):
+            given[at] = array
+        made = dict(zip(map(id, call.graph.outputs), call.graph.as_jax()(*given), strict=True))
+        return [made[id(out)], made[id(stats)]]
+
+    @jax.jit
+    def gradients(moved: list[Array], cotangents: list[Array]) -> Any:
+        return jax.vjp(run, *moved)[1](cotangents)
+
+    got = gradients([arrays[at] for at in moving], [packed(d_o, Q_LENGTHS, Q_STARTS, rng), d_stats])
+    named = {name: next(i for i, at in enumerate(moving) if call.graph.inputs[at] is x) for name, x in tensors.items()}
+
+    want = attend(q * gate, k, v, d_o=d_o * gate, d_stats=d_stats * np.log2(np.e), **FORMULA)
+    d_gate = np.where(ROWS, want["dQ"] * q + want["O"] * d_o, 0)
+    sides = {"q": (want["dQ"] * gate, "q"), "gate": (d_gate, "q"), "k": (want["dK"], "kv")}
+    for name, (truth, side) in sides.items():
+        close(got[named[name]], packed(truth, *call.sides[side]), GRADIENT_TOLERANCE["float32"])
+    close(got[named["v"]], want["dV"], GRADIENT_TOLERANCE["float32"])
+
+
+def test_a_ragged_output_that_a_node_reads_has_no_derivative(rng: np.random.Generator) -> None:
+    call = Call(rng)
+    x = call.ragged(draw(rng, (B, N, T, D))[0], "q")
+    y = call.output(call.graph.exp(x), "q").set_name("y")
+    call.graph.reduction(y, mode="ADD").set_dim((1, 1, 1, 1)).set_output(True)
+    arrays = call.given()
+    with pytest.raises(NotImplementedError, match="the ragged output 'y', which a node reads, has no derivative"):
+        jax.vjp(lambda x: call.graph.as_jax()(x, *arrays[1:]), arrays[0])

@@ -120,6 +120,12 @@ REFUSED = [
         _gradient(lambda graph, q, k, v: graph.sdpa(q, k, v, unfuse_fma=True)[0], *[(1, 1, 2, 4)] * 3),
         "sdpa has no derivative: sdpa_backward takes no unfuse_fma",
     ),
+    (
+        _gradient(
+            lambda graph, q, k, v: graph.sdpa(q, k, v, kv_mask=graph.scalar(1, "int8", rank=4))[0], *[(1, 1, 2, 4)] * 3
+        ),
+        "sdpa has no derivative: sdpa_backward takes no kv_mask",
+    ),
 ]
 
 

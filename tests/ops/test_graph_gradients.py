@@ -408,6 +408,37 @@ def test_attention_between_other_nodes(rng: np.random.Generator) -> None:
     check(graph, in_order(graph, formula, *tensors), given_of(graph, tensors, arrays), rng, 1e-5)
 
 
+def test_attention_with_a_sink_slopes_and_a_callers_dropout(rng: np.random.Generator) -> None:
+    graph = double()
+    q, k, v = (graph.tensor((1, 2, 4, 8)) for _ in "qkv")
+    sink, kept = graph.tensor((1, 2, 1, 1), data_type="float32"), graph.tensor((1, 2, 4, 4), data_type="int8")
+    out, stats = graph.sdpa(
+        q,
+        graph.sin(k),
+        v,
+        attn_scale=graph.scalar(0.5, "float32"),
+        use_alibi_mask=True,
+        diagonal_band_right_bound=0,
+        sink_token=sink,
+        dropout=(kept, graph.scalar(1.5, "float32")),
+        generate_stats=True,
+    )
+    outputs((out, stats))
+
+    def formula(q: Any, k: Any, v: Any, sink: Any, kept: Any) -> Any:
+        distance = jnp.arange(4) - jnp.arange(4)[:, None]
+        scores = 0.5 * q @ jnp.sin(k).swapaxes(-1, -2) + jnp.array([2.0**-4, 2.0**-8])[:, None, None] * distance
+        scores = jnp.where(distance <= 0, scores, -jnp.inf)
+        whole = jnp.concatenate([scores, jnp.broadcast_to(sink, (1, 2, 4, 1))], axis=-1)
+        p = jax.nn.softmax(whole, axis=-1)[..., :4]
+        return (1.5 * kept * p) @ v, jax.nn.logsumexp(whole, axis=-1, keepdims=True).astype(jnp.float32)
+
+    tensors = (q, k, v, sink, kept)
+    arrays = [rng.standard_normal(each.dim) for each in tensors]
+    arrays[3], arrays[4] = arrays[3].astype(np.float32), np.asarray(arrays[4] > 0, np.int8)
+    check(graph, in_order(graph, formula, *tensors), given_of(graph, tensors, arrays), rng, 1e-5)
+
+
 def test_linear_attention_is_its_own_functions(rng: np.random.Generator) -> None:
     """Over packed tokens, of the output and of the final state, which are the caller's without being asked for."""
     graph = cudnn_jax.pygraph(io_data_type="float32")

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import cudnn_jax
-from cudnn_jax.engines import planning
+from cudnn_jax.engines import ids, planning
 from cudnn_jax.engines.sdpa import reference
 from cudnn_jax.engines.sdpa.backend_mask import derive
 from cudnn_jax.engines.sdpa.facts import analyze
 from cudnn_jax.engines.target import CPU
-from cudnn_jax.graph import GraphNotSupportedError, GraphValidationError, Tensor
+from cudnn_jax.graph import OPERATIONS, GraphNotSupportedError, GraphValidationError, Tensor
+from cudnn_jax.graph.operation import Operation
 from support.attention.harness import FORWARD_TOLERANCE, GRADIENT_TOLERANCE, QUICK
 from support.attention.options import Answer, alibi, attend, within
 from support.attention.oracle import distance
@@ -333,6 +334,83 @@ def test_types_that_differ(rng: np.random.Generator) -> None:
 
 
 # Which engines take them
+
+
+def zeros(*dim: int, kind: str = "float32") -> Array:
+    return np.zeros(dim, kind)
+
+
+ONE = (1, 1, 1, 1)
+STARTS = {f"cu_seq_len_{side}": zeros(B + 1, 1, 1, 1, kind="int32") for side in ("q", "kv")}
+PAGES = {side: zeros(9, NK, 8, width) for side, width in (("k", D), ("v", DV))}
+TABLES = {f"paged_attention_{side}_table": zeros(B, 1, 5, 1, kind="int32") for side in "kv"}
+PAGED = {**PAGES, **TABLES, "paged_attention_max_seq_len_kv": S}
+DRAWN = {"dropout": (0.0, zeros(*ONE, kind="int64"), zeros(*ONE, kind="int64"))}
+MASKED = (zeros(B, 1, T, S), zeros(*ONE))
+SINK = {"sink_token": zeros(1, N, 1, 1)}
+EVERY: dict[str, dict[str, Any]] = {
+    "attn_scale": {"attn_scale": zeros(*ONE)},
+    "bias": {"bias": zeros(1, N, T, S)},
+    "block_mask": {"block_mask": zeros(B, 1, 1, 1, kind="uint8")},
+    "kv_mask": {"kv_mask": zeros(B, 1, 1, S)},
+    **dict.fromkeys(("use_padding_mask", "seq_len_q", "seq_len_kv"), LENGTHS),
+    **{key: {"use_padding_mask": True, **STARTS} for key in STARTS},
+    **dict.fromkeys((*TABLES, "paged_attention_max_seq_len_kv"), PAGED),
+    "sink_token": SINK,
+    "dSink_token": {**SINK, "dSink_token": Made((1, N, 1, 1))},
+    "dBias": {"bias": zeros(1, N, T, S), "dBias": Made((1, N, T, S))},
+    "dStats": {"dStats": zeros(B, N, T, 1)},
+    **dict.fromkeys(("dropout", "seed", "offset"), DRAWN),
+    "rng_dump": {**DRAWN, "rng_dump": Made((B, N, T, S))},
+    **{key: {"dropout": MASKED} for key in ("dropout_mask", "dropout_scale")},
+    "dropout_scale_inv": {"dropout": (*MASKED, zeros(*ONE))},
+    "score_max": {"score_max": Made((B, N, T, 1))},
+    "score_sum_exp": {"score_sum_exp": Made((B, N, T, 1))},
+    "is_inference": {"is_inference": False},
+    "generate_stats": {"generate_stats": True},
+    "use_alibi_mask": {"use_alibi_mask": True},
+    "use_causal_mask": {"use_causal_mask": True},
+    "use_causal_mask_bottom_right": {"use_causal_mask_bottom_right": True},
+    "sliding_window_length": {"sliding_window_length": 3},
+    "diagonal_alignment": {"diagonal_alignment": "BOTTOM_RIGHT"},
+    "diagonal_band_left_bound": {"diagonal_band_left_bound": 3},
+    "diagonal_band_right_bound": {"diagonal_band_right_bound": 3},
+    "max_total_seq_len_q": {"max_total_seq_len_q": 9, **LENGTHS},
+    "max_total_seq_len_kv": {"max_total_seq_len_kv": 9, **LENGTHS},
+    "implementation": {"implementation": "COMPOSITE"},
+    "unfuse_fma": {"unfuse_fma": True},
+    "stats_use_log2": {"stats_use_log2": True},
+    "softmax_precision": {"softmax_precision": "HALF"},
+    "attn_scale_prefolded": {"attn_scale_prefolded": True},
+    "use_deterministic_algorithm": {"use_deterministic_algorithm": True},
+}
+REFUSED_BY_THE_BUILDER = {"score_mod", "score_mod_bprop"}
+PORTS = {"q": (B, N, T, D), "k": (B, NK, S, D), "v": (B, NK, S, DV), "o": (B, N, T, DV), "dO": (B, N, T, DV)}
+PORTS |= {"stats": (B, N, T, 1)}
+
+
+@pytest.mark.parametrize("operation", [OPERATIONS["sdpa"], OPERATIONS["sdpa_backward"]], ids=lambda each: each.name)
+def test_every_option_of_the_table_has_a_plan_without_a_gpu(operation: Operation) -> None:
+    ports = [port for port in operation.inputs if not port.optional]
+    named = {port.name for port in operation.inputs if port.optional} | {each.name for each in operation.attributes}
+    named |= {output.name for output in operation.outputs if output.from_caller}
+    assert named - REFUSED_BY_THE_BUILDER <= EVERY.keys()
+    for option in sorted(named - REFUSED_BY_THE_BUILDER):
+        call = Call()
+        keywords = {**{port.name: zeros(*PORTS[port.name]) for port in ports}, **EVERY[option]}
+        keywords = {name: call.operand(value) for name, value in keywords.items()}
+        for made in getattr(call.graph, operation.name)(**keywords):
+            if made is not None:
+                made.set_output(True)
+        (node,) = call.graph.nodes
+        spelled = "generate_stats" if option == "is_inference" else option
+        assert spelled in {*node.inputs, *node.params, *node.outputs}
+        planned = planning.plan(call.graph, CPU).plan
+        assert planned.engine_id == ids.engine_id(planned_family(operation), ids.REFERENCE_SLOT), option
+
+
+def planned_family(operation: Operation) -> str:
+    return {"sdpa": "sdpa_fwd", "sdpa_backward": "sdpa_bwd"}[operation.name]
 
 
 def test_options_are_told_to_other_engines(rng: np.random.Generator) -> None:
