@@ -12,7 +12,7 @@ import pytest
 
 import cudnn_jax
 from cudnn_jax.engines import ids, planning
-from cudnn_jax.engines.sdpa import reference
+from cudnn_jax.engines.sdpa import backend_limits, reference
 from cudnn_jax.engines.sdpa.backend_mask import derive
 from cudnn_jax.engines.sdpa.facts import analyze
 from cudnn_jax.engines.target import CPU
@@ -260,11 +260,13 @@ def test_bits_of_a_block_mask_are_tiles_of_128(rng: np.random.Generator) -> None
 
 @pytest.mark.parametrize("paged", ["kv", "k"])
 def test_keys_in_pages(paged: str, rng: np.random.Generator) -> None:
-    """Behind a sequence's end the table holds anything, and what is in its pages does not count."""
+    """Behind a sequence's end the table holds anything, and what is in its pages does not count. Any number but 0 in a
+    mask keeps.
+    """
     q, k, v = qkv(rng)
     page, count = 8, 5
     mask = rng.random((B, 1, 1, S)) < 0.8
-    keywords: dict[str, Any] = {"paged_attention_max_seq_len_kv": S, "kv_mask": mask}
+    keywords: dict[str, Any] = {"paged_attention_max_seq_len_kv": S, "kv_mask": mask * np.int8(2)}
     operands = {"k": k, "v": v}
     for side in paged:
         whole = np.pad(operands[side], ((0, 0), (0, 0), (0, page * count - S), (0, 0)), constant_values=np.nan)
@@ -447,6 +449,26 @@ def test_a_selection_that_is_an_output_too_is_run_node_by_node(rng: np.random.Ge
     got = call.as_jax()
     np.testing.assert_array_equal(got.pop("bias"), np.where(kept, 0, -np.inf))
     check(got, attend(q, k, v, keep=kept))
+
+
+def test_the_older_keyword_aligns_the_diagonal_too(rng: np.random.Generator) -> None:
+    call = forward(*qkv(rng), use_causal_mask=True, diagonal_alignment="BOTTOM_RIGHT")
+    assert analyze(call.graph).causal == "top_left"
+
+
+def test_what_lies_in_no_sequence_is_written_before_cudnn_runs(rng: np.random.Generator) -> None:
+    """Also over dQ, which cuDNN writes whole where sequences are not packed."""
+    q, k, v = qkv(rng)
+    want, d_o = attend(q, k, v), draw(rng, (B, N, T, DV))[0]
+    for packed in (False, True):
+        call = backward(q, k, v, want, d_o, **LENGTHS)
+        if packed:
+            starts = call.tensor(zeros(B + 1, 1, 1, 1, kind="int32"))
+            call.outputs[0].set_ragged_offset(starts)
+        facts = analyze(call.graph)
+        assert facts.ragged == packed
+        words = {name: backend_limits.prefill(facts).get(at) for name, at in facts.results.items()}
+        assert words == {"dQ": 0 if packed else None, "dK": 0, "dV": 0}
 
 
 @pytest.mark.parametrize(
