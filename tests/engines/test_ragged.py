@@ -143,13 +143,15 @@ def test_attention_over_packed_sequences(sides: str, rng: np.random.Generator) -
 
 
 def test_what_stands_around_attention_sees_padded_tensors(rng: np.random.Generator) -> None:
-    """A gate on packed queries, and a sum over what comes out."""
+    """A gate on packed queries, a sum over what comes out, and a sum over packed keys."""
     q, k, v, gate = draw(rng, (B, N, T, D), (B, NK, S, D), (B, NK, S, D), (B, N, T, D))
     call = Call(rng)
     q_tensor, gate_tensor = call.ragged(q, "q"), call.ragged(gate, "q")
+    k_tensor = call.ragged(k, "kv")
     o, _ = call.graph.sdpa(
-        call.graph.mul(q_tensor, gate_tensor), call.ragged(k, "kv"), call.dense(v), attn_scale=SCALE, **call.lengths()
+        call.graph.mul(q_tensor, gate_tensor), k_tensor, call.dense(v), attn_scale=SCALE, **call.lengths()
     )
+    keys = call.graph.reduction(k_tensor, mode="ADD").set_dim((B, NK, 1, D)).set_output(True)
     gated = call.graph.mul(o, gate_tensor)
     total = call.graph.reduction(gated, mode="ADD").set_dim((B, N, 1, D)).set_output(True)
     call.output(gated, "q")
@@ -157,6 +159,7 @@ def test_what_stands_around_attention_sees_padded_tensors(rng: np.random.Generat
     want = attend(q * gate, k, v, **FORMULA)["O"] * gate
     close(got[id(gated)], packed(want, Q_LENGTHS, Q_STARTS), FORWARD_TOLERANCE["float32"])
     close(got[id(total)], want.sum(axis=2, keepdims=True), FORWARD_TOLERANCE["float32"])
+    close(got[id(keys)], (k * FORMULA["keep"].swapaxes(2, 3)).sum(2, keepdims=True), FORWARD_TOLERANCE["float32"])
 
 
 def test_packed_page_tables(rng: np.random.Generator) -> None:
