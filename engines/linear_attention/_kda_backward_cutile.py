@@ -322,6 +322,7 @@ def kda_backward_gradients(
     q_norms,
     k_norms,
     strong,
+    places,
     decay,
     states,
     writes,
@@ -356,21 +357,18 @@ def kda_backward_gradients(
     LOWER: Static[float],
     STRONG: Static[bool],
 ):
-    """Block (slot, head, part) works on PART key columns of a chunk, those that `strong` names with STRONG alone. It
-    writes dk, dg, with ERASE d_beta, the chunk's part d_bias (slots * HO, K), and for `kda_backward_finish`
+    """Block (slot, head, part) works on PART key columns of a chunk that `strong` does not mark; with STRONG the
+    blocks take turns at the parts of the chunks in `places`. It writes dk, dg, with ERASE d_beta, the chunk's part
+    d_bias (slots * HO, K), and for `kda_backward_finish`
 
     dq (total, HO, K), io dtype: that of q, if L2NORM without what its norm depends on it
     sums (slots * HO * PARTS * EACH, 2, C), float32: a part's sums of rows of q dq, and of k and what is written's
       gradient, in the first of its EACH places, 0 in the others
     d_rates (slots * HO * PARTS * EACH), float32: the same of the gradient of a_log
     """
-    block = ct.bid(0)
-    part, place = block % PARTS, block // PARTS
-    slot, head = place // HEADS, place % HEADS
-    # All at once: none waits for another.
-    first, tokens, marked = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1)), ct.gather(strong, (slot, head))
-    if (tokens > 0) & ((marked != 0) == STRONG):
-        rows = block * EACH, EACH
+
+    def work(place, part, slot, head, first, tokens):
+        rows = (place * PARTS + part) * EACH, EACH
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         inside = row < tokens
         q_norm, k_norm = SCALE, 1.0
@@ -441,6 +439,21 @@ def kda_backward_gradients(
         _store_tokens(dk, first, tokens, head, part, d_key)
         d_gate = _summed_up(prefixes, ct.where(inside, d_gate - through, 0.0)) + total
         _store_gates(g, a_log, dt_bias, dg, d_rates, d_bias, first, tokens, head, part, place, rows, d_gate, options)
+
+    if STRONG:
+        for at in range(ct.bid(0), ct.gather(places, (0,)) * PARTS, ct.num_blocks(0)):
+            place = ct.gather(places, (1 + at // PARTS,))
+            slot, head = place // HEADS, place % HEADS
+            first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
+            work(place, at % PARTS, slot, head, first, tokens)
+    else:
+        place, part = ct.bid(0) // PARTS, ct.bid(0) % PARTS
+        slot, head = place // HEADS, place % HEADS
+        first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
+        # Loaded whatever the tokens are, so that it does not wait for them.
+        marked = ct.gather(strong, (slot, head))
+        if (tokens > 0) & (marked == 0):
+            work(place, part, slot, head, first, tokens)
 
 
 def _store_sums(sums, rows, which, column):

@@ -100,7 +100,7 @@ def wide_range(dtype):
     return ct.tfloat32 if dtype == ct.float16 else ct.bfloat16
 
 
-def _scaled(rows, factor, dtype):
+def scaled(rows, factor, dtype):
     return ct.astype(wide(rows) * factor, dtype)
 
 
@@ -112,19 +112,9 @@ def _operands(q, k, beta, first, head, part, Q_RATIO, K_RATIO, PART, ERASE, SIGM
     return key, query, key
 
 
-def _pairs(operands, forth, back, dtype, sums):
-    """<erase_i, key_j> and <query_i, key_j>, in each channel times forth_i back_j, added to sums."""
-    erase, query, key = operands
-    keys = ct.transpose(_scaled(key, back, dtype))
-    return (
-        ct.mma(_scaled(erase, forth, dtype), keys, sums[0]),
-        ct.mma(_scaled(query, forth, dtype), keys, sums[1]),
-    )
-
-
 def _mild_pairs(operands, between, gates, tables, row, by_keep, sums):
-    """As `_pairs`, each relative to the middle of the 32 rows that the later of the two lies in: other keys for rows of
-    the first half and of the second."""
+    """<erase_i, key_j> and <query_i, key_j>, each channel times its decay between the two, added to sums. Powers are
+    relative to the middle of the 32 rows that the later of the two lies in: other keys for rows of either half."""
     ranged = wide_range(operands[1].dtype)
     behind = row >= 32
     forth, back = signed_powers(between, row, 16)
@@ -133,16 +123,12 @@ def _mild_pairs(operands, between, gates, tables, row, by_keep, sums):
     key = wide(key) * by_keep
     first = ct.transpose(ct.astype(ct.where(behind, 0.0, key * back), ranged))
     second = ct.transpose(ct.astype(key * ct.where(behind, back, far), ranged))
-    erase, query = _scaled(erase, forth, ranged), _scaled(query, forth, ranged)
+    erase, query = scaled(erase, forth, ranged), scaled(query, forth, ranged)
     nothing = ct.zeros(erase.shape, ranged)
     made = ct.mma(ct.where(behind, nothing, erase), first, sums[0])
     made = ct.mma(ct.where(behind, erase, nothing), second, made)
     scores = ct.mma(ct.where(behind, nothing, query), first, sums[1])
     return made, ct.mma(ct.where(behind, query, nothing), second, scores)
-
-
-def _chosen(mask, x, y):
-    return ct.where(mask, x[0], y[0]), ct.where(mask, x[1], y[1])
 
 
 def _squares(array, first, head, PART, PARTS):
@@ -174,10 +160,19 @@ def low(tile, factor):
     return ct.astype(tile * factor, ct.bfloat16)
 
 
-def _write(array, slot, head, part, tile):
+def write_part(array, slot, head, part, tile):
     """(rows, columns) into an array (slots, heads, rows, columns)."""
     tile = ct.reshape(ct.astype(tile, array.dtype), (1, 1, tile.shape[0], tile.shape[1]))
     ct.store(array, (slot, head, 0, part), tile)
+
+
+def write_inverse(array, slot, head, full, row, column):
+    """(I + full)^-1, of what is 0 but below the diagonal, into an array (slots, heads, C, C)."""
+    if array.dtype == ct.float16:
+        solve = refined_inverse(full, row, column)
+    else:
+        solve = inverse_of_unit(ct.astype(full, ct.float16), row, column)
+    write_part(array, slot, head, 0, solve)
 
 
 def _inverse_root(squares):
@@ -220,7 +215,6 @@ def kda_prepare(
     DT_BIAS: Static[bool],
     LINEAR: Static[bool],
     LOWER: Static[float],
-    STRONG: Static[bool],
 ):
     """Block (head, slot) writes, for row i and column j of its chunk and D_ij = diag(e^(G_i - G_j)), G the log gates
     summed up to a token of the chunk:
@@ -232,17 +226,11 @@ def kda_prepare(
     q_norms, k_norms (slots, HO, C), float32, if L2NORM: what normalises rows of q and k
     strong (slots, HO), int32: 1 where gates are too strong for the two squares, which are of no use then
 
-    where e = k and w = beta k; with ERASE, beta has a value for each channel, and e = beta k, w = k. With STRONG it
-    writes the two squares alone, of chunks that `strong` names.
+    where e = k and w = beta k; with ERASE, beta has a value for each channel, and e = beta k, w = k.
     """
     head, slot = ct.bid(0), ct.bid(1)
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
-    works = tokens > 0
-    if STRONG:
-        # Loaded whatever the tokens are, so that it does not wait for them.
-        works = works & (ct.gather(strong, (slot, head)) != 0)
-    if works:
-        dtype = k.dtype
+    if tokens > 0:
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
         inside = row < tokens
@@ -253,51 +241,31 @@ def kda_prepare(
             by_key = by_keep = _inverse_root(squares)
             squares = ct.where(diagonal, _squares(q, first, head // Q_RATIO, PART, PARTS), 0.0)
             by_query = _inverse_root(squares)
-            if not STRONG:
-                _write_norms(q_norms, slot, head, ct.where(inside, by_query, 0.0))
-                _write_norms(k_norms, slot, head, ct.where(inside, by_key, 0.0))
+            _write_norms(q_norms, slot, head, ct.where(inside, by_query, 0.0))
+            _write_norms(k_norms, slot, head, ct.where(inside, by_key, 0.0))
             by_query = by_query * SCALE
         if not ERASE:
             by_keep = by_keep * rates(beta, first, tokens, head, row, SIGMOID, DOUBLE)
-        far = middle = near = (ct.zeros((C, C), ct.float32), ct.zeros((C, C), ct.float32))
+        near = (ct.zeros((C, C), ct.float32), ct.zeros((C, C), ct.float32))
         least = 0.0
         for part in ct.static_iter(range(PARTS)):
             operands = (q, k, beta, first, head, part, Q_RATIO, K_RATIO, PART, ERASE, SIGMOID, DOUBLE)
             options = (SAFE, A_LOG, DT_BIAS, LINEAR, LOWER)
             gates = load_gates(g, a_log, dt_bias, first, tokens, head, part, PART, options)
-            if not STRONG:
-                before = power(product(table(tables, UP_TO), gates))
-                channel = ct.reshape(ct.arange(PART, dtype=ct.int32), (1, PART)) + (part * PART + 0 * row)
-                ct.scatter(decay, (slot, head, 0, channel), before, mask=row == C - 1)
-                erased, query, _ = _operands(*operands)
-                _write(erase, slot, head, part, ct.where(inside, wide(erased) * (before * by_key), 0.0))
-                _write(read, slot, head, part, ct.where(inside, wide(query) * (before * by_query), 0.0))
-                after = power(product(table(tables, BEHIND), gates))
-                key = load_span(k, first, head // K_RATIO, part, PART)
-                _write(keep, slot, head, part, ct.where(inside, wide(key) * (after * by_keep), 0.0))
-            if STRONG:
-                across = power(product(table(tables, FROM_32), gates))
-                far = _pairs(_operands(*operands), across, across * by_keep, dtype, far)
-                across = power(product(table(tables, FROM_16), gates))
-                middle = _pairs(_operands(*operands), across, across * by_keep, dtype, middle)
-                gates = ct.maximum(gates, ct.full((C, PART), LEAST_NEAR, ct.float16))
-                forth, back = signed_powers(product(table(tables, FROM_8), gates), row, 8)
-                near = _pairs(_operands(*operands), forth, back * by_keep, wide_range(dtype), near)
-            else:
-                between = product(table(tables, FROM_16), gates)
-                least = ct.minimum(least, ct.min(between))
-                near = _mild_pairs(operands, between, gates, tables, row, by_keep, near)
-        if STRONG:
-            same, half = row // 16 == column // 16, row // 32 == column // 32
-            near = _chosen(same, near, _chosen(half, middle, far))
-        else:
-            ct.scatter(strong, (slot, head), ct.astype(least < -_MOST_EXPONENT, ct.int32))
+            before = power(product(table(tables, UP_TO), gates))
+            channel = ct.reshape(ct.arange(PART, dtype=ct.int32), (1, PART)) + (part * PART + 0 * row)
+            ct.scatter(decay, (slot, head, 0, channel), before, mask=row == C - 1)
+            erased, query, _ = _operands(*operands)
+            write_part(erase, slot, head, part, ct.where(inside, wide(erased) * (before * by_key), 0.0))
+            write_part(read, slot, head, part, ct.where(inside, wide(query) * (before * by_query), 0.0))
+            after = power(product(table(tables, BEHIND), gates))
+            key = load_span(k, first, head // K_RATIO, part, PART)
+            write_part(keep, slot, head, part, ct.where(inside, wide(key) * (after * by_keep), 0.0))
+            between = product(table(tables, FROM_16), gates)
+            least = ct.minimum(least, ct.min(between))
+            near = _mild_pairs(operands, between, gates, tables, row, by_keep, near)
+        ct.scatter(strong, (slot, head), ct.astype(least < -_MOST_EXPONENT, ct.int32))
         scores = near[1] * by_query
-        _write(attention, slot, head, 0, ct.where(inside & (row >= column), scores, 0.0))
+        write_part(attention, slot, head, 0, ct.where(inside & (row >= column), scores, 0.0))
         full = near[0] * by_key
-        full = ct.where(inside & (row > column), full, 0.0)
-        if dtype == ct.float16:
-            solve = refined_inverse(full, row, column)
-        else:
-            solve = inverse_of_unit(ct.astype(full, ct.float16), row, column)
-        _write(inverse, slot, head, 0, solve)
+        write_inverse(inverse, slot, head, ct.where(inside & (row > column), full, 0.0), row, column)

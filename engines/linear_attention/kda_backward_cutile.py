@@ -48,7 +48,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
         chunks, first_slot = self.table(order=order)
         prefixes = self.scratch(data_type.BFLOAT16, C, C)
         tables = self.tables(prefixes)
-        prepared = self.prepare_channels(chunks, tables)
+        prepared = self.prepare_channels(chunks, first_slot, tables)
         places = self.slots * facts.heads
         states, d_states = (self.scratch(facts.dtype, places, facts.value_dim, facts.key_dim) for _ in range(2))
         writes = self.scratch(facts.dtype, places, C, facts.value_dim)
@@ -133,14 +133,15 @@ class _Launch(BackwardLaunch, KdaLaunch):
             self.scratch(data_type.FLOAT, rows) if "a_log" in given else None,
         )
         pairs = self._pairs(prepared, kept, chunks)
-        for strong in self.strengths:
+        for strong in (False,) if prepared.places is None else (False, True):
             keys = min(_STRONG_KEYS, self.knobs["keys"]) if strong else self.knobs["keys"]
             parts = -(-facts.key_dim // keys)
             self.run(
                 kernels.kda_backward_gradients,
                 [
                     *map(given.get, ("q", "k", "g", "beta", "a_log", "dt_bias", "dO")),
-                    *(*tables, *map(by_place, (prepared.q_norms, prepared.k_norms)), prepared.strong),
+                    *(*tables, *map(by_place, (prepared.q_norms, prepared.k_norms))),
+                    *((None, prepared.places) if strong else (prepared.strong, None)),
                     *(self._by_place_row(prepared.decay), *kept, *pairs, chunks),
                     *(partial.d_query or dq, dk, self.gradient("g"), partial.sums, self.gradient("beta")),
                     *(partial.d_rates, d_parameters[1]),
@@ -151,7 +152,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
                     *(facts.use_qk_l2norm, self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval),
                     *(*self.channel_options(), strong),
                 ],
-                (places * parts, 1, 1),
+                (self.blocks(places * parts) if strong else places * parts, 1, 1),
                 **_HINTS,
             )
         return partial

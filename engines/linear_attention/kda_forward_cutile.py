@@ -31,7 +31,7 @@ class _Launch(KdaLaunch):
         output = Array(facts.dtype, (facts.total, facts.heads * facts.value_dim)), self.given["O"][1]
         order = self.order(self.parts * facts.heads, self.knobs["blocks"])
         chunks, first_slot = self.table(output, order)
-        self._scan([first_slot, order], self.prepare_channels(chunks, self.tables()))
+        self._scan([first_slot, order], self.prepare_channels(chunks, first_slot, self.tables()))
 
     def _scan(self, walks: Sequence[Given | None], prepared: Prepared) -> None:
         from cudnn_jax.engines.linear_attention import _kda_forward_cutile as kernels

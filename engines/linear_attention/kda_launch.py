@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from cudnn_jax.engines.cutile import Array
 from cudnn_jax.engines.linear_attention.gdn_launch import C, ChunkedLaunch, Given, power
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type
@@ -15,7 +17,8 @@ _LEAST_MILD = -5.0
 
 
 class Prepared(NamedTuple):
-    """What `kda_prepare` writes; the norms are None without use_qk_l2norm."""
+    """What `kda_prepare` writes, the norms None without use_qk_l2norm; and `places` of `kda_strong_places`, None where
+    no gate may be strong."""
 
     inverse: Given
     attention: Given
@@ -26,6 +29,7 @@ class Prepared(NamedTuple):
     q_norms: Given | None
     k_norms: Given | None
     strong: Given
+    places: Given | None
 
 
 class KdaLaunch(ChunkedLaunch):
@@ -42,10 +46,15 @@ class KdaLaunch(ChunkedLaunch):
         return safe, a_log, dt_bias, linear, self.facts.gate_lower_bound or 0.0
 
     @property
-    def strengths(self) -> tuple[bool, ...]:
-        """A kernel for chunks with mild gates, and where gates may be stronger one for the others."""
+    def mild(self) -> bool:
+        """Whether a bound of the gates promises that none is strong."""
         bound = self.facts.gate_lower_bound if self.facts.safe_gate else None
-        return (False,) if bound is not None and bound >= _LEAST_MILD else (False, True)
+        return bound is not None and bound >= _LEAST_MILD
+
+    def blocks(self, places: int) -> int:
+        """Of a kernel that has one on a multiprocessor and takes turns at what is strong, at most so many places."""
+        assert self.target.sm_count is not None
+        return min(places, self.target.sm_count)
 
     def tables(self, prefixes: Given | None = None) -> Given:
         """The sums of gates that products with `kda_tables` make."""
@@ -55,10 +64,11 @@ class KdaLaunch(ChunkedLaunch):
         self.run(kernels.kda_tables, [tables, prefixes], [prefixes is not None], (kernels.TABLES, 1, 1))
         return tables
 
-    def prepare_channels(self, chunks: Given, tables: Given) -> Prepared:
+    def prepare_channels(self, chunks: Given, first_slot: Given, tables: Given) -> Prepared:
         from cudnn_jax.engines.linear_attention import _kda_chunks_cutile as kernels
 
         facts = self.facts
+        places = self.slots * facts.heads
         by_row = (self.slots, facts.heads, C)
         by_column = (*by_row, facts.key_dim)
         norms = [self.scratch(data_type.FLOAT, *by_row) if facts.use_qk_l2norm else None for _ in range(2)]
@@ -72,20 +82,47 @@ class KdaLaunch(ChunkedLaunch):
             q_norms=norms[0],
             k_norms=norms[1],
             strong=self.scratch(data_type.INT32, self.slots, facts.heads),
+            places=None if self.mild else self.scratch(data_type.INT32, 1 + places),
         )
-        for strong in self.strengths:
-            keys = min(_KEYS, power(facts.key_dim))
-            self.run(
-                kernels.kda_prepare,
-                [*map(self.given.get, ("q", "k", "g", "beta", "a_log", "dt_bias")), chunks, tables, *made],
-                [
-                    *(keys, -(-facts.key_dim // keys), *self.ratios[:2], facts.scale, facts.use_qk_l2norm),
-                    *(self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval, *self.channel_options(), strong),
-                ],
-                (facts.heads, self.slots, 1),
-                **_hints(strong or self.by_channel or facts.dtype is data_type.HALF, self.target),
-            )
+        keys = min(_KEYS, power(facts.key_dim))
+        operands = [*map(self.given.get, ("q", "k", "g", "beta", "a_log", "dt_bias")), chunks, tables]
+        constants = (
+            *(keys, -(-facts.key_dim // keys), *self.ratios[:2], facts.scale, facts.use_qk_l2norm),
+            *(self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval, *self.channel_options()),
+        )
+        self.run(
+            kernels.kda_prepare,
+            [*operands, *made[:9]],
+            constants,
+            (facts.heads, self.slots, 1),
+            **_hints(self.by_channel or facts.dtype is data_type.HALF, self.target),
+        )
+        if made.places is not None:
+            self._list_strong(first_slot, made)
+            self._prepare_strong(operands, constants, made)
         return made
+
+    def _list_strong(self, first_slot: Given, made: Prepared) -> None:
+        from cudnn_jax.engines.linear_attention import _kda_strong_cutile as kernels
+
+        array, memory = made.strong
+        places = self.slots * self.facts.heads
+        marks = Array(array.dtype, (places,)), memory
+        grid = -(-places // kernels.TILE), 1, 1
+        self.run(kernels.kda_strong_places, [first_slot, marks, made.places], [self.facts.heads], grid)
+
+    def _prepare_strong(
+        self, operands: list[Given | None], constants: Sequence[bool | int | float], made: Prepared
+    ) -> None:
+        from cudnn_jax.engines.linear_attention import _kda_strong_cutile as kernels
+
+        self.run(
+            kernels.kda_strong_prepare,
+            [*operands, made.places, made.inverse, made.attention, made.q_norms, made.k_norms],
+            constants,
+            (self.blocks(self.slots * self.facts.heads), 1, 1),
+            **_hints(True, self.target),
+        )
 
 
 def _hints(more: bool, target: Target) -> dict[str, int]:

@@ -10,17 +10,19 @@ import pytest
 from cudnn_jax import _ffi
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import Program
-from cudnn_jax.engines.target import named
+from cudnn_jax.engines.target import Target, named
 from support import cutile_numpy
 from support.gdn_cases import BackwardCase, Case
-from support.linear_attention import Options, Sizes
+from support.linear_attention import Arrays, Options, Sizes
 
 H200 = named("h200")
+FEW_BLOCKS = dataclasses.replace(H200, sm_count=3)
 
 PACKED = Sizes((70, 0, 64, 1), key_dim=32, value_dim=48, tail=67)
 SHARED = Sizes((65, 3), heads=(2, 1, 4), key_dim=48, value_dim=16)
 ONE = Sizes((100,), heads=(1, 1, 1), key_dim=16, value_dim=16)
 WIDE = Sizes((65, 3), heads=(1, 1, 2), key_dim=128, value_dim=16)
+MANY = Sizes((20, 70) * 5, heads=(1, 1, 3), key_dim=64, value_dim=16, tail=10)
 SAFE = Options(use_qk_l2norm=True, use_beta_sigmoid=True, allow_neg_eigval=True, safe_gate=True)
 UNBOUNDED = Options(safe_gate=True, gate_lower_bound=-30.0)
 NORMAL = Options(use_qk_l2norm=True)
@@ -76,11 +78,14 @@ STEPS = [
 
 def check(case: Case, engine: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every setting of an engine against float64."""
-    given = case.draw(rng)
+    check_given(case, engine, case.draw(rng), monkeypatch)
+
+
+def check_given(case: Case, engine: str, given: Arrays, monkeypatch: pytest.MonkeyPatch, target: Target = H200) -> None:
     want = case.expected(given)
     with cutile_numpy.uncompiled(monkeypatch) as known:
         graph = case.graph(given)
-        graph.create_execution_plans(target=H200, implementation=engine)
+        graph.create_execution_plans(target=target, implementation=engine)
         assert graph.plans
         for at in range(len(graph.plans)):
             graph.select_plan(at)
@@ -102,6 +107,20 @@ def test_every_setting_gives_the_gradients(case, rng, monkeypatch) -> None:
 @pytest.mark.parametrize("case", STEPS, ids=str)
 def test_token_by_token_computes_the_recurrence(case, rng, monkeypatch) -> None:
     check(case, f"cutile_{case.operation}_recurrent", rng, monkeypatch)
+
+
+@pytest.mark.parametrize("form", [Case, BackwardCase])
+def test_few_blocks_take_turns_at_many_strong_chunks(form, rng, monkeypatch) -> None:
+    """Gates are strong in some sequences and heads, of more chunks than one block of the list works on."""
+    from cudnn_jax.engines.linear_attention import _kda_strong_cutile
+
+    monkeypatch.setattr(_kda_strong_cutile, "TILE", 16)
+    case = form(MANY, NORMAL, operation="kda")
+    lengths, heads = case.sizes.lengths, case.sizes.gates
+    given = case.draw(rng)
+    strong = rng.random((len(lengths), heads)) < 0.4
+    given["g"][: -case.sizes.tail][np.repeat(strong, lengths, 0)] = -20
+    check_given(case, "cutile_kda", given, monkeypatch, FEW_BLOCKS)
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -128,4 +147,4 @@ def test_bounded_gates_need_no_second_pass(rng, monkeypatch) -> None:
             planned = planning.plan(case.graph(case.draw(rng)), H200, "cutile_kda")
             assert isinstance(planned.artifact, Program)
             steps.append(len(_ffi.program_check(planned.artifact.data)["steps"]))
-    assert steps == [4, 5]
+    assert steps == [4, 6]
