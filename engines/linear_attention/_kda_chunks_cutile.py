@@ -203,6 +203,7 @@ def kda_prepare(
     strong,
     PART: Static[int],
     PARTS: Static[int],
+    HEADS: Static[int],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
     SCALE: Static[float],
@@ -216,8 +217,8 @@ def kda_prepare(
     LINEAR: Static[bool],
     LOWER: Static[float],
 ):
-    """Block (head, slot) writes, for row i and column j of its chunk and D_ij = diag(e^(G_i - G_j)), G the log gates
-    summed up to a token of the chunk:
+    """Block slot * HEADS + head writes, for row i and column j of its chunk and D_ij = diag(e^(G_i - G_j)), G the log
+    gates summed up to a token of the chunk:
 
     inverse (slots, HO, C, C), io dtype: (I + tril(<e_i, D_ij w_j>, -1))^-1
     attention, the same: tril(SCALE <q_i, D_ij w_j>)
@@ -228,7 +229,7 @@ def kda_prepare(
 
     where e = k and w = beta k; with ERASE, beta has a value for each channel, and e = beta k, w = k.
     """
-    head, slot = ct.bid(0), ct.bid(1)
+    slot, head = ct.bid(0) // HEADS, ct.bid(0) % HEADS
     first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
     if tokens > 0:
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))

@@ -96,6 +96,7 @@ def kda_strong_prepare(
     k_norms,
     PART: Static[int],
     PARTS: Static[int],
+    HEADS: Static[int],
     Q_RATIO: Static[int],
     K_RATIO: Static[int],
     SCALE: Static[float],
@@ -111,11 +112,10 @@ def kda_strong_prepare(
 ):
     """Writes `inverse` and `attention` of `kda_prepare`, whose norms it reads, for the chunks and heads in `places`, at
     which the blocks take turns."""
-    heads = inverse.shape[1]
     options = SAFE, A_LOG, DT_BIAS, LINEAR, LOWER
     for at in range(ct.bid(0), ct.gather(places, (0,)), ct.num_blocks(0)):
         place = ct.gather(places, (1 + at,))
-        slot, head = place // heads, place % heads
+        slot, head = place // HEADS, place % HEADS
         first, tokens = ct.gather(chunks, (slot, 0)), ct.gather(chunks, (slot, 1))
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))

@@ -14,8 +14,8 @@ from cudnn_jax.engines.program import ProgramBuilder
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import data_type, pygraph
 
-_STRONG_KEYS = 32
-"""Of chunks with strong gates: more at a time do not compile with tileiras 13.4."""
+FEWEST_KEYS = 32
+"""At a time, of those of chunks with strong gates: more do not compile with tileiras 13.4."""
 _PAIRS_HINTS = {"num_worker_warps": 4, "occupancy": 3}
 _HINTS = {"num_worker_warps": 8, "occupancy": 1}
 
@@ -134,7 +134,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
         )
         pairs = self._pairs(prepared, kept, chunks)
         for strong in (False,) if prepared.places is None else (False, True):
-            keys = min(_STRONG_KEYS, self.knobs["keys"]) if strong else self.knobs["keys"]
+            keys = min(FEWEST_KEYS, self.knobs["keys"]) if strong else self.knobs["keys"]
             parts = -(-facts.key_dim // keys)
             self.run(
                 kernels.kda_backward_gradients,
@@ -194,7 +194,7 @@ class _Launch(BackwardLaunch, KdaLaunch):
     @property
     def sums(self) -> int:
         """Places for sums over some key columns of a chunk."""
-        return -(-self.facts.key_dim // min(_STRONG_KEYS, self.knobs["keys"]))
+        return -(-self.facts.key_dim // min(FEWEST_KEYS, self.knobs["keys"]))
 
     def _by_place_row(self, decay: Given) -> Given:
         array, memory = decay

@@ -19,8 +19,8 @@ class CutileKda(CutileGdn):
     programs: ClassVar[dict[str, Any]] = {"fwd": kda_forward_cutile, "bwd": kda_backward_cutile}
 
     def _most_chunks(self, facts: LinearFacts) -> int:
-        """They are a second axis."""
-        return 65535
+        """Parts of the keys share the first axis of a grid as well."""
+        return super()._most_chunks(facts) // max(-(-facts.key_dim // kda_backward_cutile.FEWEST_KEYS), 1)
 
 
 class CutileGdn2(CutileKda):

@@ -87,14 +87,14 @@ class KdaLaunch(ChunkedLaunch):
         keys = min(_KEYS, power(facts.key_dim))
         operands = [*map(self.given.get, ("q", "k", "g", "beta", "a_log", "dt_bias")), chunks, tables]
         constants = (
-            *(keys, -(-facts.key_dim // keys), *self.ratios[:2], facts.scale, facts.use_qk_l2norm),
+            *(keys, -(-facts.key_dim // keys), facts.heads, *self.ratios[:2], facts.scale, facts.use_qk_l2norm),
             *(self.by_channel, facts.use_beta_sigmoid, facts.allow_neg_eigval, *self.channel_options()),
         )
         self.run(
             kernels.kda_prepare,
             [*operands, *made[:9]],
             constants,
-            (facts.heads, self.slots, 1),
+            (places, 1, 1),
             **_hints(self.by_channel or facts.dtype is data_type.HALF, self.target),
         )
         if made.places is not None:

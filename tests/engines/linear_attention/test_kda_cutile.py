@@ -10,6 +10,7 @@ import pytest
 from cudnn_jax import _ffi
 from cudnn_jax.engines import planning
 from cudnn_jax.engines.base import Program
+from cudnn_jax.engines.linear_attention import samples
 from cudnn_jax.engines.target import Target, named
 from support import cutile_numpy
 from support.gdn_cases import BackwardCase, Case
@@ -137,6 +138,14 @@ def test_rows_of_no_sequence_are_never_read_as_numbers(poison, rng, monkeypatch)
         with np.errstate(invalid="ignore"):
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
     case.check(graph, got, want)
+
+
+@pytest.mark.parametrize("make", [samples.forward, samples.backward])
+def test_chunks_need_not_fit_on_the_second_axis_of_a_grid(make, monkeypatch) -> None:
+    with cutile_numpy.uncompiled(monkeypatch):
+        planned = planning.plan(make((64 * 65536,), 1, 16, 16, operation="kda"), H200, "cutile_kda")
+    assert isinstance(planned.artifact, Program)
+    assert _ffi.program_check(planned.artifact.data)["arch"] == 90
 
 
 def test_bounded_gates_need_no_second_pass(rng, monkeypatch) -> None:
