@@ -73,16 +73,20 @@ def dequantize(step: Step) -> Made:
 
 def quantize(step: Step) -> Made:
     """Derivatives are straight through: scales are constants."""
-    x, axis, block = step.wide("input"), quantised_axis(step.node), step.node.params["block_size"]
-    y, scale = (step.node.outputs[port] for port in ("Y", "scale"))
-    padding = [(0, scale.dim[at] * block - size if at == axis else 0) for at, size in enumerate(x.shape)]
-    cut = jnp.pad(jnp.abs(x), padding).reshape(*x.shape[:axis], scale.dim[axis], block, *x.shape[axis + 1 :])
-    scales = _rounded_up(jnp.max(cut, axis=axis + 1) / largest(y.data_type), scale.data_type)
-    blocks = tuple(block if at == axis else 1 for at in range(x.ndim))
-    scales = jax.lax.stop_gradient(scales)
-    spread = _spread(scales.astype(x.dtype), blocks, x.shape)
+    y, scale = (step.node.outputs[port].data_type for port in ("Y", "scale"))
+    made = quantised(step.wide("input"), quantised_axis(step.node), step.node.params["block_size"], y, scale)
+    return {"Y": made[0], "scale": made[1]}
+
+
+def quantised(x: Array, axis: int, block: int, kind: data_type, scale: data_type) -> tuple[Array, Array, Array]:
+    """Quotients, still to be rounded to the type `kind`, scales of the type `scale`, and each scale for its block."""
+    count = -(-x.shape[axis] // block)
+    padding = [(0, count * block - size if at == axis else 0) for at, size in enumerate(x.shape)]
+    cut = jnp.pad(jnp.abs(x), padding).reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :])
+    scales = jax.lax.stop_gradient(_rounded_up(jnp.max(cut, axis=axis + 1) / largest(kind), scale))
+    spread = _spread(scales.astype(x.dtype), tuple(block if at == axis else 1 for at in range(x.ndim)), x.shape)
     # The least scale of float8_e8m0fnu is subnormal in float32, which XLA may take for 0 in the quotient alone.
-    return {"Y": jnp.where((spread == 0) | (x == 0), 0, x / spread), "scale": scales}
+    return jnp.where((spread == 0) | (x == 0), 0, x / spread), scales, spread
 
 
 def _rounded_up(x: Array, kind: data_type) -> Array:

@@ -13,7 +13,7 @@ import jax
 
 from cudnn_jax.engines import manifest
 from cudnn_jax.engines.base import Inline, PlanConfig
-from cudnn_jax.engines.generic import _elements, _folds, _products, limits
+from cudnn_jax.engines.generic import _attention, _elements, _folds, _products, limits
 from cudnn_jax.engines.generic._step import Made, Step
 from cudnn_jax.engines.pointwise.reference import Evaluator, node_by_node
 from cudnn_jax.engines.target import Target
@@ -22,7 +22,7 @@ from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 if TYPE_CHECKING:
     from cudnn_jax.engines.generic.facts import GenericFacts
 
-_MODULES = (_elements, _folds, _products)
+_MODULES = (_attention, _elements, _folds, _products)
 FUNCTIONS: dict[str, Callable[[Step], Made]] = {
     kind: next(getattr(module, name) for module in _MODULES if hasattr(module, name))
     for kind, name in limits.FUNCTIONS.items()

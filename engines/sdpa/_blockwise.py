@@ -78,7 +78,7 @@ class Problem:
 
     def rows_times(self, rows: Array, right: Array, contract: int) -> Array:
         """(B, K, G, t, x) against axis `contract` of (B, K, ., .): (B, K, G, t, y)."""
-        return self.product(merge(rows, 2), right, contract).reshape(*rows.shape[:4], -1)
+        return self.product(merge(rows, 2), right, contract).reshape(*rows.shape[:4], right.shape[5 - contract])
 
     def key_tile(self, array: Array, key_block: Any) -> Array:
         """A block of k or v. Keys that nobody sees become 0: they may hold NaN, and 0 * NaN is NaN."""

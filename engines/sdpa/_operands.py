@@ -33,10 +33,9 @@ def problem(facts: SdpaFacts, given: Given, tiles: tuple[int, int]) -> Problem:
     """The operands, in tiles of at most so many rows and keys."""
     rows, keys = _tiling.Blocks.cut(facts.q_len, tiles[0]), _tiling.Blocks.cut(facts.kv_len, tiles[1])
     dtype = functools.reduce(jnp.promote_types, (_wide(given[port].dtype) for port in "qkv"))
-    q, k, v = (_unpaged(port, given, facts.kv_len).astype(dtype) for port in "qkv")
+    q, k, v = (unpaged(port, given, facts.kv_len).astype(dtype) for port in "qkv")
     bias = grouped(given["bias"], facts.kv_heads) if "bias" in given else None
     masks = [grouped(given[port] != 0, facts.kv_heads) for port in ("mask", "kv_mask") if port in given]
-    slopes = _slopes(facts.q_heads).reshape(1, facts.kv_heads, -1, 1, 1) if facts.alibi else None
     scale: Any = facts.scale
     if "attn_scale" in given:
         scale = scale * given["attn_scale"].reshape(()).astype(jnp.promote_types(dtype, jnp.float32))
@@ -49,7 +48,7 @@ def problem(facts: SdpaFacts, given: Given, tiles: tuple[int, int]) -> Problem:
         band=_tiling.Band.of(facts, rows, keys, lengths(given, "q"), lengths(given, "kv")),
         scale=scale,
         block_mask=grouped(_bits(given["block_mask"]), facts.kv_heads) if "block_mask" in given else None,
-        slopes=None if slopes is None else jnp.asarray(slopes),
+        slopes=slopes(facts.q_heads, facts.kv_heads) if facts.alibi else None,
         sink=grouped(given["sink_token"], facts.kv_heads) if "sink_token" in given else None,
         dropout=_dropout(facts, given, dtype),
     )
@@ -74,7 +73,7 @@ def _wide(dtype: Any) -> Any:
     return dtype if dtype in _WIDE else jnp.float32
 
 
-def _unpaged(port: str, given: Given, length: int) -> Array:
+def unpaged(port: str, given: Given, length: int) -> Array:
     """Keys or values (B, K, S, D), also where they come in pages (P, K, page, D) with a table (B, 1, pages, 1)."""
     array, table = given[port], given.get(f"paged_attention_{port}_table")
     if table is None:
@@ -91,13 +90,13 @@ def _bits(packed: Array) -> Array:
     return bits.reshape(*packed.shape[:-1], -1) != 0
 
 
-def _slopes(heads: int) -> np.ndarray[Any, Any]:
-    """ALiBi's: powers of 2 ** (-8 / n) for n heads, a power of two; the heads that are left take every second power
-    of the slopes for twice as many (arXiv:2108.12409).
+def slopes(heads: int, kv_heads: int) -> Array:
+    """ALiBi's, (1, K, G, 1, 1): powers of 2 ** (-8 / n) for n heads, a power of two; the heads that are left take every
+    second power of the slopes for twice as many (arXiv:2108.12409).
     """
     n = 1 << int(math.log2(heads))
     powers = np.concatenate([np.arange(1, n + 1), np.arange(1, 2 * (heads - n), 2) / 2])
-    return (2.0 ** (-8.0 * powers / n)).astype(np.float32)
+    return jnp.asarray((2.0 ** (-8.0 * powers / n)).astype(np.float32).reshape(1, kv_heads, -1, 1, 1))
 
 
 def _dropout(facts: SdpaFacts, given: Given, dtype: Any) -> Dropout | None:

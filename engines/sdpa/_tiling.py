@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 if TYPE_CHECKING:
-    from cudnn_jax.engines.sdpa.facts import SdpaFacts
+    from cudnn_jax.engines.sdpa.facts import Bounds, SdpaFacts
 
 Array = jax.Array
 
@@ -101,7 +101,9 @@ class Band:
     right: int | None
 
     @classmethod
-    def of(cls, facts: SdpaFacts, rows: Blocks, keys: Blocks, seq_q: Array | None, seq_kv: Array | None) -> Band:
+    def of(
+        cls, facts: SdpaFacts | Bounds, rows: Blocks, keys: Blocks, seq_q: Array | None, seq_kv: Array | None
+    ) -> Band:
         """The band of a graph with the arrays of true lengths that came with it."""
         q_length, kv_length = _true_length(seq_q, rows.length), _true_length(seq_kv, keys.length)
         shift = kv_length - q_length if facts.alignment == "bottom_right" else 0

@@ -144,18 +144,32 @@ def _split_mask(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Node
     return kept, mask, node
 
 
-def _bounds(params: Mapping[str, Any]) -> tuple[str, int | None, int | None]:
-    """(alignment, left, right) from the several ways in which cuDNN's keywords say them."""
+_LEFT = ("diagonal_band_left_bound", "left_bound", "sliding_window_length", "sliding_window")
+_RIGHT = ("diagonal_band_right_bound", "right_bound")
+
+
+class Bounds(NamedTuple):
+    """Of the keys that a query row may see; see `SdpaFacts`."""
+
+    alignment: str
+    left: int | None
+    right: int | None
+
+
+def bounds(params: Mapping[str, Any]) -> Bounds:
+    """The bounds from the several ways in which cuDNN's keywords say them."""
     # The two older keywords also align the diagonal.
     bottom = params.get("use_causal_mask_bottom_right") or params.get("diagonal_alignment") == "BOTTOM_RIGHT"
     alignment = "bottom_right" if bottom and not params.get("use_causal_mask") else "top_left"
     causal = params.get("use_causal_mask") or params.get("use_causal_mask_bottom_right")
-    right = 0 if causal else params.get("diagonal_band_right_bound")
-    window = params.get("diagonal_band_left_bound")
-    if window is None:
-        window = params.get("sliding_window_length")
+    right = 0 if causal else _first(params, _RIGHT)
+    window = _first(params, _LEFT)
     # cuDNN's left bound is exclusive: key j is kept while j > i - bound.
-    return alignment, None if window is None else window - 1, right
+    return Bounds(alignment, None if window is None else window - 1, right)
+
+
+def _first(params: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    return next((params[name] for name in names if params.get(name) is not None), None)
 
 
 def _positions(named: Mapping[str, Tensor | None], ordered: Sequence[Tensor]) -> dict[str, int]:
@@ -179,10 +193,10 @@ def _beyond(node: Node) -> Iterator[str]:
         yield _RAGGED
 
 
-def _without_formula(node: Node, kv_len: int) -> Iterator[str]:
+def without_formula(node: Node, kv_len: int) -> Iterator[str]:
     """What of a node has no meaning here, and why."""
     params, inputs = node.params, node.inputs
-    if params["dropout"]:
+    if params.get("dropout"):
         yield f"dropout {params['dropout']}, whose random numbers are those of cuDNN's kernels"
     if "rng_dump" in node.outputs and params["dropout"] != 0:
         yield "output rng_dump, the random numbers of cuDNN's kernels"
@@ -195,7 +209,7 @@ def _without_formula(node: Node, kv_len: int) -> Iterator[str]:
                 yield f"length {kv_len} of {side} in pages, where paged_attention_{side}_table holds {held}"
 
 
-def _kv_len(node: Node) -> int:
+def length_of_keys(node: Node) -> int:
     """The length of keys and values: what tensors say, the bound of paged ones, or all that their pages hold."""
     tables = {side: node.inputs.get(f"paged_attention_{side}_table") for side in ("k", "v")}
     for side, table in tables.items():
@@ -224,18 +238,18 @@ def analyze(graph: pygraph) -> SdpaFacts:
         if tensor is not None and tensor.is_pass_by_value
     }
 
-    kv_len = _kv_len(node)
+    kv_len = length_of_keys(node)
     unexplained = [n.name or n.type for n in graph.nodes if n is not node and n is not mask_node]
     if mask_node is not None and len(results) < len(graph.outputs):
         unexplained.append(f"output of {mask_node.label}")
-    unexplained += _without_formula(node, kv_len)
+    unexplained += without_formula(node, kv_len)
 
     q, k, v = (node.inputs[port] for port in ("q", "k", "v"))
     scale = node.params["attn_scale"]
     if node.params["attn_scale_prefolded"]:
         scale = math.log(2)  # q holds attn_scale * log2(e)
     block_mask = node.inputs.get("block_mask")
-    alignment, left, right = _bounds(node.params)
+    alignment, left, right = bounds(node.params)
     return SdpaFacts(
         direction="bwd" if backward else "fwd",
         batch=q.dim[0],

@@ -1,8 +1,9 @@
 """One operation on cuDNN's plan: `python -m gpu.operation_once NAME SEED`, a process that a broken kernel ends alone.
 
 Prints {"errors": {port: error}, "limits": {port: limit}}, the errors relative to the norm of what is right: the
-reference's results on the CPU, or the formula's in float64 where there is no reference. Where cuDNN declines, prints
-{"declined": reason, "finite": whether the reference, which serves then, makes numbers; null without a reference}.
+reference's results on the CPU. For float8 attention it is the formula in float64, which rounds nothing inside: the
+reference rounds as often as cuDNN does, and an error would be that of both. Where cuDNN declines, prints {"declined":
+reason, "finite": whether the reference, which serves then, makes numbers; null where that is not asked}.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def compared(name: str, graph: pygraph, rng: np.random.Generator, run: Callable[
 
 
 def served(name: str, graph: pygraph, rng: np.random.Generator) -> bool | None:
-    """Whether what runs where cuDNN declines makes numbers; None where nothing runs or outputs are too narrow for NaN."""
+    """Whether what runs where cuDNN declines makes numbers; None of outputs too narrow for NaN, and of float8 attention."""
     if name in operations.FLOAT8 or any(tensor.data_type.itemsize_bits < 16 for tensor in graph.outputs):
         return None
     made = jax.jit(graph.as_jax())(*map(jnp.asarray, operations.arrays_of(graph, rng)))

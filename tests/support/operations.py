@@ -213,7 +213,7 @@ FLOAT8: dict[str, Callable[[pygraph], Any]] = {
     "sdpa_mxfp8": _attention_mxfp8,
     "sdpa_mxfp8_backward": _attention_mxfp8_backward,
 }
-"""Attention of float8 tensors, which has no reference."""
+"""Attention of float8 tensors."""
 
 GRAPHS: dict[str, Callable[[pygraph], Any]] = {
     "matmul": _product,

@@ -402,16 +402,9 @@ def test_nodes_of_families_are_run_by_their_own_references(rng: np.random.Genera
     close(made, p / p.sum(-1, keepdims=True) @ value @ w, 1e-5)  # attention computes in float32
 
 
-def quantised_attention(graph: pygraph) -> Any:
-    heads = [graph.tensor((1, 2, 4, 16), data_type="float8_e4m3fn") for _ in range(3)]
-    scales = [graph.tensor((1, 1, 1, 1), data_type="float32") for _ in range(6)]
-    return graph.sdpa_fp8(*heads, *scales)[0]
-
-
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (quantised_attention, "sdpa_fp8: the softmax is quantised as the backend's kernels do it"),
         (
             lambda graph: graph.block_scale_dequantize(
                 graph.tensor((2, 4)), graph.tensor((2, 1)), block_size=4, is_negative_scale=True

@@ -16,7 +16,7 @@ def test_every_operation_has_a_sample() -> None:
     assert {name.split()[0] for name in operations.GRAPHS} == set(STRUCTURED) - elsewhere
 
 
-@pytest.mark.parametrize("name", operations.GRAPHS)
+@pytest.mark.parametrize("name", operations.GRAPHS | operations.FLOAT8)
 def test_every_sample_has_a_reference_and_keeps_its_meaning_as_text(name) -> None:
     graph = operations.graph_of(name)
     back = type(graph).from_json(graph.to_json())
