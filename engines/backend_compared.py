@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from cudnn_jax.engines.sdpa.facts import mixes_types, options_of
 from cudnn_jax.graph import Node, pygraph
 
 WRONG = {
@@ -15,10 +16,71 @@ WRONG = {
     ),
     "MOE_GROUPED_MATMUL GATHER": "cuDNN 9.19.0's kernel accessed memory that is none of its operands', on an H200",
 }
-"""A node type, or a type and its mode -> what went wrong. These plans are never offered."""
+"""What `names_of` may call a node -> what went wrong. These plans are never offered."""
+
+_MIXED_TYPES = "mixed types"
+
+_OPTIONS_NOT_COMPARED = {
+    "SDPA": (
+        "attn_scale",
+        "attn_scale_prefolded",
+        "bias as a number",
+        "block_mask",
+        "cu_seq_len_kv",
+        "cu_seq_len_q",
+        "dropout",
+        "dropout_mask",
+        "dropout_scale",
+        "implementation",
+        "kv_mask",
+        "max_total_seq_len_kv",
+        "max_total_seq_len_q",
+        "offset",
+        "paged_attention_k_table",
+        "paged_attention_max_seq_len_kv",
+        "paged_attention_v_table",
+        "ragged offsets",
+        "ragged offsets in part",
+        "ragged statistics",
+        "rng_dump",
+        "score_max",
+        "score_sum_exp",
+        "seed",
+        "sink_token",
+        "softmax_precision",
+        "stats_use_log2",
+        _MIXED_TYPES,
+        "unfuse_fma",
+        "use_alibi_mask",
+    ),
+    "SDPA_BACKWARD": (
+        "attn_scale",
+        "attn_scale_prefolded",
+        "bias as a number",
+        "dSink_token",
+        "dropout",
+        "dropout_mask",
+        "dropout_scale",
+        "dropout_scale_inv",
+        "max_total_seq_len_kv",
+        "max_total_seq_len_q",
+        "offset",
+        "ragged offsets",
+        "ragged offsets in part",
+        "ragged statistics",
+        "rng_dump",
+        "seed",
+        "sink_token",
+        "softmax_precision",
+        _MIXED_TYPES,
+        "use_alibi_mask",
+    ),
+}
+"""Attention's node types -> which of a node's `options_of` were not compared yet, and whether mixed types were."""
 
 NOT_COMPARED = frozenset(
     {
+        *(f"{node} {option}" for node, options in _OPTIONS_NOT_COMPARED.items() for option in options),
         "BLOCK_SCALE_QUANTIZE",
         "CONCATENATE",
         "MOE_GROUPED_MATMUL SCATTER",
@@ -30,7 +92,7 @@ NOT_COMPARED = frozenset(
         "TRANSPOSE",
     }
 )
-"""Node types, or types and their mode, whose results were not compared yet: these plans are opt-in."""
+"""What `names_of` may call a node whose results were not compared yet: these plans are opt-in."""
 
 
 def wrong(graph: pygraph) -> str | None:
@@ -48,9 +110,12 @@ def not_compared(graph: pygraph) -> str | None:
 
 
 def names_of(node: Node) -> tuple[str, ...]:
-    """What the tables may call a node."""
-    mode = node.params.get("mode")
-    return (node.type, f"{node.type} {mode}") if mode else (node.type,)
+    """What the tables may call a node: its type, and that with its mode or with an option of attention."""
+    if node.type in _OPTIONS_NOT_COMPARED:
+        words = [*options_of(node), *([_MIXED_TYPES] if mixes_types(node) else [])]
+    else:
+        words = [mode] if (mode := node.params.get("mode")) else []
+    return (node.type, *(f"{node.type} {word}" for word in words))
 
 
 def _among(graph: pygraph, names: Container[str]) -> list[str]:

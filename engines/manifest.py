@@ -18,7 +18,7 @@ from cudnn_jax.engines.base import BaseEngine
 from cudnn_jax.graph import pygraph
 
 BACKEND_UNPROVEN = "CUDNN_JAX_CUDNN_UNPROVEN"
-"""Offers the backend's plans of the node types in `backend_compared.NOT_COMPARED`."""
+"""Offers the backend's plans of the nodes in `backend_compared.NOT_COMPARED`."""
 
 Reference = tuple[str, str]
 """("module", "callable"), resolved only when it is needed."""

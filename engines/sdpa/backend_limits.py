@@ -39,5 +39,6 @@ def prefill(facts: SdpaFacts) -> dict[int, int]:
     """
     if not facts.padding:
         return {}
-    words = {"O": 0, "Stats": MINUS_INFINITY, "dK": 0, "dV": 0} | ({"dQ": 0} if facts.ragged else {})
+    words = {"O": 0, "Stats": MINUS_INFINITY, "score_max": MINUS_INFINITY, "score_sum_exp": 0, "dK": 0, "dV": 0}
+    words |= {"dQ": 0} if facts.ragged else {}
     return {facts.results[name]: word for name, word in words.items() if name in facts.results}

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from cudnn_jax.graph import Node, Tensor, data_type, pygraph
 
-_PLAIN_PORTS = frozenset({"q", "k", "v", "o", "dO", "stats", "bias", "seq_len_q", "seq_len_kv", "dStats"})
-_PLAIN_PARAMS = frozenset(
+PLAIN_PORTS = frozenset({"q", "k", "v", "o", "dO", "stats", "bias", "seq_len_q", "seq_len_kv", "dStats"})
+PLAIN_PARAMS = frozenset(
     {
         "generate_stats",
         "attn_scale",
@@ -25,10 +25,12 @@ _PLAIN_PARAMS = frozenset(
         "use_deterministic_algorithm",
     }
 )
-_PLAIN_RESULTS = frozenset({"O", "Stats", "dQ", "dK", "dV", "dBias"})
+PLAIN_RESULTS = frozenset({"O", "Stats", "dQ", "dK", "dV", "dBias"})
 """What `cudnn_jax.sdpa` and its backward are made of; anything else is one of `SdpaFacts.options`."""
 
-_RAGGED = "ragged offsets"
+_ROWS = frozenset({"q", "k", "v", "o", "dO", "O", "dQ", "dK", "dV"})
+"""Ports and outputs of rows of a head; the others that may be ragged have one number for a row."""
+_RAGGED, _RAGGED_IN_PART, _RAGGED_STATISTICS = "ragged offsets", "ragged offsets in part", "ragged statistics"
 
 BLOCK_MASK_TILE = 128
 """Rows and keys of the tiles that a block mask counts."""
@@ -62,7 +64,7 @@ class SdpaFacts:
       scale: of the logits; the port `attn_scale` is another factor.
       alibi: logits fall with the distance of row and key, at a slope for each head.
       base2: Stats is the logarithm in base 2.
-      options: ports, parameters and outputs that `cudnn_jax.sdpa` and its backward do not have.
+      options: what `cudnn_jax.sdpa` and its backward do not have: ports, parameters, outputs and layouts.
       unexplained: what the record does not describe.
     """
 
@@ -98,7 +100,7 @@ class SdpaFacts:
     @property
     def ragged(self) -> bool:
         """Whether sequences are packed in a tensor."""
-        return _RAGGED in self.options
+        return not {_RAGGED, _RAGGED_IN_PART, _RAGGED_STATISTICS}.isdisjoint(self.options)
 
     @property
     def causal(self) -> str:
@@ -178,19 +180,35 @@ def _positions(named: Mapping[str, Tensor | None], ordered: Sequence[Tensor]) ->
     return {name: position[id(tensor)] for name, tensor in named.items() if id(tensor) in position}
 
 
-def _beyond(node: Node) -> Iterator[str]:
-    """The node's `SdpaFacts.options`."""
+def options_of(node: Node) -> Iterator[str]:
+    """The `SdpaFacts.options` of a node."""
     for port, tensor in node.inputs.items():
-        if port not in _PLAIN_PORTS:
+        if port not in PLAIN_PORTS:
             yield port
         elif tensor.is_pass_by_value:
             yield f"{port} as a number"
     for name, value in node.params.items():
-        if value and name not in _PLAIN_PARAMS:
+        if value and name not in PLAIN_PARAMS:
             yield name
-    yield from (port for port in node.outputs if port not in _PLAIN_RESULTS)
-    if any(tensor.ragged_offset is not None for tensor in (*node.inputs.values(), *node.outputs.values())):
-        yield _RAGGED
+    yield from (port for port in node.outputs if port not in PLAIN_RESULTS)
+    rows, others = _held(node)
+    ragged = [tensor.ragged_offset is not None for tensor in rows]
+    if any(ragged):
+        yield _RAGGED if all(ragged) else _RAGGED_IN_PART
+    if any(tensor.ragged_offset is not None for tensor in others):
+        yield _RAGGED_STATISTICS
+
+
+def mixes_types(node: Node) -> bool:
+    """Whether buffers of rows, of queries, keys, values, outputs and gradients, are of several data types."""
+    return len({tensor.data_type for tensor in _held(node)[0]}) > 1
+
+
+def _held(node: Node) -> tuple[list[Tensor], list[Tensor]]:
+    """The node's tensors that are buffers: those of rows, and the others."""
+    held = {port: tensor for port, tensor in {**node.inputs, **node.outputs}.items() if not tensor.is_virtual}
+    others = [tensor for port, tensor in held.items() if port not in _ROWS]
+    return [tensor for port, tensor in held.items() if port in _ROWS], others
 
 
 def without_formula(node: Node, kv_len: int) -> Iterator[str]:
@@ -275,7 +293,7 @@ def analyze(graph: pygraph) -> SdpaFacts:
         results=MappingProxyType(results),
         numbers=MappingProxyType(numbers),
         types=MappingProxyType({name: node.outputs[name].data_type for name in results}),
-        options=tuple(_beyond(node)),
+        options=tuple(options_of(node)),
         alibi=node.params["use_alibi_mask"],
         base2=bool(node.params.get("stats_use_log2")),
         block_mask_dim=None if block_mask is None else block_mask.dim,

@@ -10,18 +10,22 @@ import pytest
 
 from cudnn_jax import _ffi
 from cudnn_jax.engines import backend, backend_compared
+from cudnn_jax.engines.sdpa import facts
 from cudnn_jax.engines.target import CPU
-from cudnn_jax.graph import GraphNotSupportedError
+from cudnn_jax.graph import OPERATIONS, GraphNotSupportedError
 from support import operations
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ELSEWHERE = {"POINTWISE", "SDPA", "SDPA_BACKWARD"}
-"""Compared in tests/gpu/test_pointwise.py and test_sdpa.py, and in the benchmarks."""
+"""Compared in tests/gpu/test_pointwise.py and test_sdpa.py, and in the benchmarks; attention there has no options."""
 OPT_IN = "CUDNN_JAX_CUDNN_UNPROVEN"
 SEVERAL = "several products"
 NOT_COMPARED = backend_compared.NOT_COMPARED | {SEVERAL}
 UNSURE = NOT_COMPARED | set(backend_compared.WRONG)
-SAMPLES = list(operations.GRAPHS | operations.FLOAT8)
+SAMPLES = list(operations.ALL)
+ATTENTION = {"SDPA": OPERATIONS["sdpa"], "SDPA_BACKWARD": OPERATIONS["sdpa_backward"]}
+NO_NODE_HAS = {"is_inference", "score_mod", "score_mod_bprop"}
+"""Keywords that the builder refuses or spells otherwise."""
 
 
 class Lowered:
@@ -60,6 +64,24 @@ def test_what_is_offered_ran_on_a_gpu_and_was_right() -> None:
 def test_what_was_wrong_is_in_the_table() -> None:
     for operation in found("wrong"):
         assert names_in(operation) & set(backend_compared.WRONG), operation
+
+
+@pytest.mark.parametrize("node", ATTENTION)
+def test_every_option_of_attention_was_compared_or_is_in_a_table(node: str) -> None:
+    options = {port.name for port in ATTENTION[node].inputs if port.optional} - facts.PLAIN_PORTS
+    options |= {attribute.name for attribute in ATTENTION[node].attributes} - facts.PLAIN_PARAMS - NO_NODE_HAS
+    options |= {output.name for output in ATTENTION[node].outputs if output.from_caller} - facts.PLAIN_RESULTS
+    told, shown, ran = (
+        {name.removeprefix(f"{node} ") for name in names if name.startswith(f"{node} ")}
+        for names in (
+            UNSURE,
+            set().union(*map(names_in, operations.ATTENTION)),
+            set().union(*map(names_in, found("rows"))),
+        )
+    )
+    assert options <= told | ran
+    # No sample has a dropout by random numbers: there is nothing to compare these with.
+    assert shown | {"dropout"} == told | ran
 
 
 @pytest.mark.parametrize("operation", [name for name in SAMPLES if not names_in(name) & UNSURE])

@@ -63,7 +63,7 @@ def told(request: pytest.FixtureRequest) -> Iterator[dict[str, dict[str, Any]]]:
     yield found
 
 
-@pytest.mark.parametrize("name", [name for name in operations.GRAPHS | operations.FLOAT8 if name not in DECLINES])
+@pytest.mark.parametrize("name", [name for name in operations.ALL if name not in DECLINES])
 def test_an_operation_on_cudnn(name: str, told: dict[str, dict[str, Any]]) -> None:
     assert "errors" in told[name], told[name]
     assert not too_large(told[name]), told[name]

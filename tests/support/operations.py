@@ -9,6 +9,7 @@ import numpy as np
 
 from cudnn_jax import pygraph
 from cudnn_jax.graph import Tensor, data_type
+from support.attention import samples
 
 IMAGE, FILTER = (4, 32, 16, 16), (64, 32, 3, 3)
 WINDOW = {"padding": (1, 1), "stride": (2, 2)}
@@ -215,6 +216,9 @@ FLOAT8: dict[str, Callable[[pygraph], Any]] = {
 }
 """Attention of float8 tensors."""
 
+ATTENTION = samples.SAMPLES
+"""Attention with options that `cudnn_jax.sdpa` does not have."""
+
 GRAPHS: dict[str, Callable[[pygraph], Any]] = {
     "matmul": _product,
     "matmul gradients": _product_gradients,
@@ -261,11 +265,13 @@ GRAPHS: dict[str, Callable[[pygraph], Any]] = {
     ),
 }
 
+ALL: dict[str, Callable[[pygraph], Any]] = GRAPHS | FLOAT8 | ATTENTION
+
 
 def graph_of(name: str) -> pygraph:
-    """The frozen graph of a name of `GRAPHS` or `FLOAT8`, whose outputs are all the caller's."""
+    """The frozen graph of a name of `ALL`, whose outputs are all the caller's."""
     graph = pygraph(name, io_data_type="bfloat16")
-    made = (GRAPHS | FLOAT8)[name](graph)
+    made = ALL[name](graph)
     for tensor in made if isinstance(made, tuple) else (made,):
         if tensor is not None:
             tensor.set_output(True)
@@ -280,6 +286,8 @@ def arrays_of(graph: pygraph, rng: np.random.Generator) -> list[np.ndarray[Any, 
     """An array for each of the graph's inputs; routes are legal ones."""
     import jax.numpy as jnp
 
+    if graph.name in ATTENTION:
+        return ATTENTION[graph.name].arrays(graph, rng)
     routes = {
         "offset": np.array([0, 16, 16, 48]),
         "token_index": rng.permutation(np.repeat(np.arange(32), 2)),
