@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from cudnn_jax.graph.errors import GraphNotSupportedError, GraphValidationError
+from cudnn_jax.graph.errors import GraphNotSupportedError, GraphValidationError, shown
 from cudnn_jax.graph.kinds import number
 from cudnn_jax.graph.names import as_name
 from cudnn_jax.graph.operation import Input, Operation
@@ -136,8 +136,8 @@ def _params(operation: Operation, arguments: dict[str, Any]) -> dict[str, Any]:
             params[name] = kind.parse(value)
         except GraphNotSupportedError as error:
             raise GraphNotSupportedError(f"{operation.name}: {name}: {error}") from None
-        except (TypeError, ValueError):
-            raise ValueError(f"{name} is {value!r}; the rule: {kind.rule}") from None
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{name} is {shown(value)}; the rule: {kind.rule}") from None
     for attribute in operation.attributes:
         if attribute.required and params[attribute.name] is None:
             raise ValueError(f"{attribute.name} is missing; the rule: {attribute.kind.rule}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from cudnn_jax.graph.errors import GraphNotSupportedError
 from cudnn_jax.graph.operation import Kind
+from cudnn_jax.graph.types import data_type
 
 
 def _flag(value: Any) -> bool:
@@ -24,7 +25,10 @@ def _number(value: Any) -> float:
 def _integer(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
-    return index(value)
+    made = index(value)
+    if made not in data_type.INT64.integers:
+        raise ValueError
+    return made
 
 
 def _text(value: Any) -> str:
@@ -55,11 +59,13 @@ def _slice(value: Any) -> tuple[int, int, int]:
 
 
 flag = Kind("bool", "True or False", _flag)
-number = Kind("float", "a number", _number)
-integer = Kind("int", "an integer", _integer)
+number = Kind("float", "a number that float64 holds", _number)
+integer = Kind("int", "an integer that int64 holds", _integer)
 text = Kind("str", "a string", _text)
-integers = Kind("Sequence[int]", "a sequence of integers", _integers)
-integers_or_one = Kind("Sequence[int] | int", "an integer, or a sequence of integers", _integers_or_one)
+integers = Kind("Sequence[int]", "a sequence of integers that int64 holds", _integers)
+integers_or_one = Kind(
+    "Sequence[int] | int", "an integer, or a sequence of integers, that int64 holds", _integers_or_one
+)
 slices = Kind("Sequence[Any]", "for each axis (start, stop) or (start, stop, step), or a slice", _slices)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
+from cudnn_jax.graph.errors import shown
+
 Dims = tuple[int, ...]
 
 
@@ -17,6 +19,8 @@ def as_dims(what: str, values: Any) -> Dims:
         dims = ()
     if not dims or min(dims) < 0:
         raise ValueError(f"{what} is {values!r}; the rule: a sequence of at least one integer, none negative")
+    if max(dims) >= 2**63:
+        raise ValueError(f"{what} is ({', '.join(map(shown, dims))}); the rule: integers below 2**63")
     return dims
 
 

@@ -26,6 +26,8 @@ _STATE = (data_type.FLOAT, data_type.BFLOAT16)
 _CHECKPOINTS = "T // checkpoint_every_n_tokens"
 GATE_LOWER_BOUND = -5.0
 """Of a safe gate that has one and is given none."""
+LONGEST_INTERVAL = 2**31 - 1
+"""Of `checkpoint_every_n_tokens`: tokens are counted in int32."""
 
 
 def _port(name: str, shape: str | None, doc: str, *types: data_type | str, **more: Any) -> Input:
@@ -161,6 +163,8 @@ def _heads(node: Node, symbols: Symbols) -> None:
 def _sequences(node: Node, symbols: Symbols) -> None:
     if symbols["N"] < 0:
         refuse(node, "cu_seqlens", "has dim (0,)", "(N+1), at least one element")
+    if symbols["N"] and symbols.get("P") == 0:
+        refuse(node, "initial_state", f"has dim {node.inputs['initial_state'].dim}", "a pool (P, HO, V, K) has a row")
 
 
 def _gate(node: Node, symbols: Symbols) -> None:
@@ -177,8 +181,8 @@ def _gate(node: Node, symbols: Symbols) -> None:
 
 def _checkpoint_interval(node: Node, symbols: Symbols) -> None:
     every = node.params["checkpoint_every_n_tokens"]
-    if every < 0:
-        refuse(node, "checkpoint_every_n_tokens", f"is {every}", "at least 0")
+    if not 0 <= every <= LONGEST_INTERVAL:
+        refuse(node, "checkpoint_every_n_tokens", f"is {every}", f"at least 0 and at most {LONGEST_INTERVAL}")
     if "state_checkpoints" not in node.inputs:
         return
     came, wanted = node.inputs["state_checkpoints"].dim, _checkpoints(node, symbols)[0] if every else None

@@ -6,7 +6,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from cudnn_jax.graph import types
-from cudnn_jax.graph.errors import GraphFrozenError, GraphValidationError
+from cudnn_jax.graph.errors import GraphFrozenError, GraphValidationError, shown
 from cudnn_jax.graph.layout import Dims, as_dims, row_major
 from cudnn_jax.graph.names import as_name
 from cudnn_jax.graph.show import tensor_line
@@ -265,5 +265,5 @@ def _plain_number(tensor: Tensor, value: Any) -> bool | int | float:
         return value
     try:
         return index(value) if hasattr(value, "__index__") else float(value)
-    except (TypeError, ValueError):
-        raise GraphValidationError(f"tensor {tensor.label}: value is {value!r}; the rule: one number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise GraphValidationError(f"tensor {tensor.label}: value is {shown(value)}; the rule: one number") from None

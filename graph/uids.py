@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from operator import index
 from typing import TYPE_CHECKING
 
-from cudnn_jax.graph.errors import GraphValidationError
+from cudnn_jax.graph.errors import GraphValidationError, shown
 
 if TYPE_CHECKING:
     from cudnn_jax.graph.tensor import Tensor
@@ -50,7 +50,7 @@ class Uids:
     def claim(self, tensor: Tensor, uid: int) -> None:
         """Gives the tensor the uid that its user wants."""
         if isinstance(uid, bool) or not hasattr(uid, "__index__") or not 0 <= index(uid) < 2**63:
-            raise GraphValidationError(f"tensor {tensor.label}: uid is {uid!r}; the rule: {_RULE}")
+            raise GraphValidationError(f"tensor {tensor.label}: uid is {shown(uid)}; the rule: {_RULE}")
         uid = index(uid)
         holder = self._holders.get(uid)
         if uid in self._users and holder is not tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph.canonical import is_input, is_output
-from cudnn_jax.graph.errors import GraphValidationError
+from cudnn_jax.graph.errors import GraphValidationError, shown
 from cudnn_jax.graph.operation import Symbols
 from cudnn_jax.graph.shapes import match, refuse
 from cudnn_jax.graph.types import data_type
@@ -84,6 +85,10 @@ def _check_tensor(node: Node, name: str, tensor: Tensor) -> None:
     if tensor.data_type is data_type.NOT_SET:
         default = "intermediate_data_type" if tensor.is_inside else "io_data_type"
         refuse(node, name, f"({tensor.label}) has no data type", f"its own, or the graph's {default}")
+    last = sum((size - 1) * step for size, step in zip(tensor.dim, tensor.stride, strict=True) if size)
+    if max(*tensor.dim, last) >= 2**63:
+        came = f"has dim {tensor.dim} and stride {tensor.stride}"
+        refuse(node, name, came, "dims, and the place of the last element, below 2**63")
     _check_value(node, name, tensor)
     _check_ragged(node, name, tensor)
 
@@ -100,7 +105,9 @@ def _check_value(node: Node, name: str, tensor: Tensor) -> None:
         refuse(node, name, f"is the number {tensor.label}", "a number is neither virtual nor made by a node")
     whole = not isinstance(value, float) or value.is_integer()
     if not kind.is_floating and not (whole and int(value) in kind.integers):
-        refuse(node, name, f"has value {value!r}", f"an integer that {kind.value} holds")
+        refuse(node, name, f"has value {shown(value)}", f"an integer that {kind.value} holds")
+    if kind.is_floating and isinstance(value, int) and abs(value) > sys.float_info.max:
+        refuse(node, name, f"has value {shown(value)}", "a number that float64 holds")
 
 
 def _check_ragged(node: Node, name: str, tensor: Tensor) -> None:

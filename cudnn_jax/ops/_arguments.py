@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from cudnn_jax.graph.errors import shown
 
 
 def array(name: str, value: Any, *, rank: Sequence[int], layout: str) -> Any:
@@ -45,15 +48,27 @@ def broadcastable(name: str, value: Any, full: Sequence[int], rule: str) -> None
         )
 
 
-def static_number(name: str, value: Any) -> float:
-    if isinstance(value, jax.core.Tracer) or isinstance(value, jax.Array):
+def static_number(name: str, value: Any, dtype: Any = jnp.float32) -> float:
+    """`value` as a Python number that `dtype`, the type that is computed with, holds."""
+    if isinstance(value, jax.core.Tracer | jax.Array) or getattr(value, "ndim", 0):
         raise TypeError(f"{name} is an array; the rule: a Python number, known while tracing")
     if not hasattr(value, "__float__"):
         raise TypeError(f"{name} is {value!r}; the rule: a Python number")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is {value!r}; the rule: a finite number")
+    largest = float(jnp.finfo(dtype).max)
+    try:
+        number = float(value)
+    except OverflowError:  # of an integer or a fraction
+        number = math.inf
+    if not abs(number) <= largest:
+        raise ValueError(f"{name} is {shown(value)}; the rule: a finite number, from -{largest} to {largest}")
     return number
+
+
+def whole_number(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    """A static integer, from `least` to `most`."""
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") or not least <= index(value) <= most:
+        raise ValueError(f"{name} is {shown(value)}; the rule: an integer, at least {least} and at most {most}")
+    return index(value)
 
 
 def flag(name: str, value: Any) -> bool:

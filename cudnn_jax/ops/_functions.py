@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import data_type
+from cudnn_jax.graph.errors import shown
 from cudnn_jax.ops import _arguments as check
 
 FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
@@ -27,24 +27,22 @@ def floating(name: str, value: Any, *, rank: Sequence[int], layout: str) -> Any:
     return made
 
 
+def wide(dtype: Any) -> Any:
+    """The type that arrays of a type are computed with: float64 for itself, float32 for all others."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def graph_of(dtype: Any) -> pygraph:
-    """An empty graph for arrays of a type, which computes in float32, or in float64 where that is the type."""
-    wide = data_type.DOUBLE if jnp.dtype(dtype) == jnp.float64 else data_type.FLOAT
-    return pygraph(io_data_type=data_type.of(jnp.dtype(dtype)), intermediate_data_type=wide, compute_data_type=wide)
+    """An empty graph for arrays of a type, which computes in the wide one."""
+    inner = data_type.of(wide(dtype))
+    return pygraph(io_data_type=data_type.of(jnp.dtype(dtype)), intermediate_data_type=inner, compute_data_type=inner)
 
 
 def axis_of(value: Any, rank: int, name: str = "axis") -> int:
     """One axis, counted from the front."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or not -rank <= int(value) < rank:
-        raise ValueError(f"{name} is {value!r}; the rule: an axis of x, {-rank} to {rank - 1}")
+        raise ValueError(f"{name} is {shown(value)}; the rule: an axis of x, {-rank} to {rank - 1}")
     return int(value) % rank
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """A static integer."""
-    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") or int(value) < least:
-        raise ValueError(f"{name} is {value!r}; the rule: an integer, at least {least}")
-    return int(value)
 
 
 def kind_of(name: str, value: Any, allowed: Sequence[str]) -> data_type:

@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from cudnn_jax.engines.linear_attention import _inputs
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
-from cudnn_jax.graph.linear_attention import GATE_LOWER_BOUND, GRADIENTS
+from cudnn_jax.graph.linear_attention import GATE_LOWER_BOUND, GRADIENTS, LONGEST_INTERVAL
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops import _linear_stacked
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
@@ -109,7 +109,7 @@ class LinearAttention:
         """The operation over q, k, v and gates: (o, final state or None), and kept states where asked for."""
         lead = ("B", "T") if cu_seqlens is None else ("total",)
         operands = self._check_tokens(tokens, lead)
-        every = _check_interval(checkpoint_every_n_tokens)
+        every = check.whole_number("checkpoint_every_n_tokens", checkpoint_every_n_tokens, 0, LONGEST_INTERVAL)
         if cu_seqlens is not None:
             operands["cu_seqlens"] = _check_sequences(cu_seqlens, operands["q"].shape[0])
         sequences = operands["q"].shape[0] if cu_seqlens is None else operands["cu_seqlens"].shape[0] - 1
@@ -145,6 +145,8 @@ class LinearAttention:
             check.dtype("state_indices", indices, (jnp.int32,))
             check.shape("state_indices", indices, (batch,), "one row of the pool for each sequence, (B,)")
             operands["state_indices"] = indices
+            if batch and not operands["initial_state"].shape[0]:
+                raise ValueError(f"state has shape {state.shape}; the rule: a pool (P, HO, V, K) of at least one row")
         config, own = self._check_options(operands, **options)
         config = replace(config, output_final_state=True, overwrite_initial_state=True)
         made = self._run(config, operands | own)
@@ -482,12 +484,6 @@ def _check_state(name: str, state: Any, operands: Mapping[str, Any], rows: int |
     shape = (rows, max(q.shape[-2], v.shape[-2]), v.shape[-1], q.shape[-1])
     check.shape(name, made, shape, f"{layout}, rows of a state are values")
     return made
-
-
-def _check_interval(every: Any) -> int:
-    if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 0:
-        raise ValueError(f"checkpoint_every_n_tokens is {every!r}; the rule: an int, at least 0 (0 keeps no state)")
-    return int(every)
 
 
 def _checkpoints(cu_seqlens: Any, every: int) -> int | None:

@@ -13,7 +13,7 @@ import numpy as np
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import data_type
 from cudnn_jax.ops import _arguments as check
-from cudnn_jax.ops._functions import RANKS, axis_of, floating, graph_of
+from cudnn_jax.ops._functions import RANKS, axis_of, floating, graph_of, wide
 from cudnn_jax.ops.call import call
 
 
@@ -32,7 +32,7 @@ def normalise(
             rule = f"x's dims along the normalised axes, {dim}"
             weights[name] = floating(name, given, rank=(len(dim),), layout=rule)
             check.shape(name, weights[name], dim, rule)
-    epsilon = check.static_number("epsilon", epsilon)
+    epsilon = check.static_number("epsilon", epsilon, wide(x.dtype))
     if epsilon < 0:
         raise ValueError(f"epsilon is {epsilon}; the rule: at least 0")
     order = (*(at for at in range(x.ndim) if at not in axes), *axes)

@@ -12,7 +12,7 @@ import numpy as np
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import data_type
 from cudnn_jax.ops import _arguments as check
-from cudnn_jax.ops._functions import RANKS, axis_of, floating, graph_of, kind_of, whole_number
+from cudnn_jax.ops._functions import RANKS, axis_of, floating, graph_of, kind_of
 from cudnn_jax.ops.call import call
 
 _VALUES = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
@@ -59,7 +59,7 @@ def block_scale_quantize(
     graph = _quantised(
         x.shape,
         jnp.dtype(x.dtype),
-        whole_number("block_size", block_size, 1),
+        check.whole_number("block_size", block_size, 1),
         axis_of(axis, x.ndim),
         kind_of("dtype", dtype, _VALUES),
         kind_of("scale_dtype", scale_dtype, _SCALES),
@@ -97,7 +97,7 @@ def block_scale_dequantize(
       GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
     """
     values = check.array("values", values, rank=RANKS, layout="at least one axis")
-    at, size = axis_of(axis, values.ndim), whole_number("block_size", block_size, 1)
+    at, size = axis_of(axis, values.ndim), check.whole_number("block_size", block_size, 1)
     dim = (*values.shape[:at], -(-values.shape[at] // size), *values.shape[at + 1 :])
     rule = f"values' shape with one for each block of {size} along axis {at}, {dim}"
     scales = check.array("scales", scales, rank=(values.ndim,), layout=rule)

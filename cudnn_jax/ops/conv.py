@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph.layout import in_order
 from cudnn_jax.ops import _arguments as check
-from cudnn_jax.ops._functions import floating, graph_of, whole_number
+from cudnn_jax.ops._functions import floating, graph_of
 from cudnn_jax.ops.call import call
 
 _Pairs = tuple[tuple[int, int], ...]
@@ -82,7 +82,7 @@ def _each(name: str, value: Any, count: int, least: int) -> tuple[int, ...]:
     given = (value,) * count if not isinstance(value, tuple | list) else tuple(value)
     if len(given) != count:
         raise ValueError(f"{name} is {value!r}; the rule: an integer, or one for each of {count} spatial axes")
-    return tuple(whole_number(name, each, least) for each in given)
+    return tuple(check.whole_number(name, each, least) for each in given)
 
 
 def _padding(value: Any, count: int) -> _Pairs:
@@ -91,7 +91,8 @@ def _padding(value: Any, count: int) -> _Pairs:
     if len(pairs) != count or any(len(pair) != 2 for pair in pairs):
         rule = f"an integer, or for each of {count} spatial axes one, or (in front, behind)"
         raise ValueError(f"padding is {value!r}; the rule: {rule}")
-    return tuple((whole_number("padding", pre, 0), whole_number("padding", post, 0)) for pre, post in pairs)
+    whole = partial(check.whole_number, "padding", least=0)
+    return tuple((whole(pre), whole(post)) for pre, post in pairs)
 
 
 @lru_cache(maxsize=1024)

@@ -124,7 +124,7 @@ def gdn_step(
     Args:
       q, k, v: (B, H, K), (B, HK, K), (B, HV, V).
       g, beta: (B, HO).
-      state: (B, HO, V, K), float32 or bfloat16; or with `state_indices` a pool (P, HO, V, K).
+      state: (B, HO, V, K), float32 or bfloat16; or with `state_indices` a pool (P, HO, V, K), P at least 1.
       state_indices: int32 (B,), each sequence's row of the pool, all different. A sequence whose index is outside
         [0, P) starts from 0 and its state is written nowhere.
       scale, use_qk_l2norm, use_beta_sigmoid, allow_neg_eigval, safe_gate, gate_lower_bound, a_log, dt_bias,

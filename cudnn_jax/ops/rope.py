@@ -12,7 +12,7 @@ import numpy as np
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import data_type
 from cudnn_jax.ops import _arguments as check
-from cudnn_jax.ops._functions import RANKS, floating, graph_of
+from cudnn_jax.ops._functions import RANKS, floating, graph_of, wide
 from cudnn_jax.ops.call import call
 
 
@@ -49,7 +49,7 @@ def rope(x: Any, angles: Any, *, output_scale: float = 1.0, implementation: str 
         raise ValueError(f"angles has shape {angles.shape}; the rule: {rule}")
     aligned = (1,) * (x.ndim - angles.ndim) + angles.shape
     check.broadcastable("angles", angles.reshape(aligned), (*x.shape[:-1], width), rule)
-    scale = check.static_number("output_scale", output_scale)
+    scale = check.static_number("output_scale", output_scale, wide(x.dtype))
     graph = _graph(x.shape, jnp.dtype(x.dtype), aligned, data_type.of(angles.dtype), scale)
     (y,) = call(graph, x, angles.reshape(aligned), implementation=implementation)
     return y

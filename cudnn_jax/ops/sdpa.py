@@ -14,6 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
+from cudnn_jax.graph.errors import shown
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, register
 from cudnn_jax.ops._sharding import BATCH, HEADS, Axes
@@ -204,7 +205,7 @@ def _check_window(window: Any, is_causal: bool, longest: int) -> tuple[int | Non
     if len(sides) != 2 or any(
         side is not None and (isinstance(side, bool) or not hasattr(side, "__index__") or side < -1) for side in sides
     ):
-        raise ValueError(f"local_window_size is {window!r}; the rule: {rule}")
+        raise ValueError(f"local_window_size is {shown(window)}; the rule: {rule}")
     left, right = (None if side is None or not -1 < side < longest else int(side) for side in sides)
     return left, 0 if is_causal else right
 

@@ -61,7 +61,8 @@ def _rotate(step: Step, x: Array, low_sine: Array, high_sine: Array) -> Array:
 
 def _spread(scales: Array, blocks: tuple[int, ...], dim: tuple[int, ...]) -> Array:
     """Each scale for all of its block."""
-    for axis, block in enumerate(blocks):
+    for axis, (block, size) in enumerate(zip(blocks, dim, strict=True)):
+        block = min(block, max(size, 1))
         scales = jnp.repeat(scales, block, axis=axis) if block > 1 else scales
     return scales[tuple(slice(size) for size in dim)]
 
@@ -80,6 +81,7 @@ def quantize(step: Step) -> Made:
 
 def quantised(x: Array, axis: int, block: int, kind: data_type, scale: data_type) -> tuple[Array, Array, Array]:
     """Quotients, still to be rounded to the type `kind`, scales of the type `scale`, and each scale for its block."""
+    block = min(block, max(x.shape[axis], 1))
     count = -(-x.shape[axis] // block)
     padding = [(0, count * block - size if at == axis else 0) for at, size in enumerate(x.shape)]
     cut = jnp.pad(jnp.abs(x), padding).reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :])

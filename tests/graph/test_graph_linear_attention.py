@@ -122,6 +122,13 @@ BAD: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any], str]] = [
     (("a_log",), {}, {}, "a_log came without safe_gate"),
     (("dt_bias",), {"dt_bias": (2,)}, {"safe_gate": True}, "dt_bias has dim"),
     ((), {}, {"checkpoint_every_n_tokens": -1}, "checkpoint_every_n_tokens is -1"),
+    ((), {}, {"checkpoint_every_n_tokens": 2**31}, "checkpoint_every_n_tokens is 2147483648; .* at most 2147483647"),
+    (
+        ("initial_state", "state_indices"),
+        {"initial_state": (0, HV, V, K)},
+        {},
+        r"initial_state has dim \(0, .* has a row",
+    ),
     ((), {}, {"gate_domain": "exp"}, "gate_domain is 'exp'; the rule: one of 'LOG', 'LINEAR'"),
 ]
 

@@ -92,6 +92,8 @@ def test_attributes_are_kept_as_plain_values() -> None:
         ("gen_index", {"axis": 1.0}, r"axis is 1.0; the rule: an integer"),
         ("gen_index", {"axis": True}, r"axis is True; the rule: an integer"),
         ("leaky_relu", {}, r"leaky_relu: negative_slope is missing; the rule: a number"),
+        ("gen_index", {"axis": 2**63}, r"axis is 9223372036854775808; the rule: an integer that int64 holds"),
+        ("leaky_relu", {"negative_slope": 10**400}, r"negative_slope is an integer of 1329 bits; .* float64 holds"),
         ("relu", {"upper_clip": "6"}, r"relu: upper_clip is '6'; the rule: a number"),
         ("relu", {"compute_data_type": "f32"}, r"relu: 'f32' is not a data type"),
     ],

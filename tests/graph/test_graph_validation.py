@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from graph_samples import B, qkv
 
@@ -25,6 +27,9 @@ def test_the_error_is_a_value_error() -> None:
         ({"dim": (2, 1.5)}, r"tensor 'x': dim is \(2, 1.5\)"),
         ({"dim": 4}, r"tensor 'x': dim is 4"),
         ({"dim": "22"}, r"tensor 'x': dim is '22'"),
+        ({"dim": (2, 2**63)}, r"tensor 'x': dim is \(2, 9223372036854775808\); the rule: integers below 2\*\*63"),
+        ({"dim": (2,), "stride": (10**5000,)}, r"stride is \(an integer of 16610 bits\); the rule: integers below"),
+        ({"dim": (1,), "value": Fraction(10**400)}, r"tensor 'x': value is Fraction\(10*\.\.\.; the rule: one number$"),
         ({"dim": (2, 3), "stride": (1,)}, r"stride is \(1,\) and dim is \(2, 3\); the rule: one stride for each dim"),
         ({"dim": (2,), "stride": (-1,)}, r"stride is \(-1,\)"),
         ({"dim": (2,), "data_type": "float31"}, r"tensor 'x': 'float31' is not a data type; the rule: one of float32"),
@@ -221,6 +226,10 @@ def test_a_change_that_breaks_a_rule_is_said_by_validate(graph) -> None:
         (lambda s: s.set_data_type("int8") and setattr(s, "value", 128), r"value 128; .* int8 holds"),
         (lambda s: s.set_data_type("int32") and setattr(s, "value", 0.5), r"value 0.5; .* int32 holds"),
         (lambda s: s.set_data_type("int64") and setattr(s, "value", float("inf")), r"value inf; .* int64 holds"),
+        (
+            lambda s: setattr(s, "value", 10**400),
+            r"value an integer of 1329 bits; the rule: a number that float64 holds",
+        ),
         (lambda s: s.set_data_type("bool") and setattr(s, "value", 2), r"value 2; .* bool holds"),
     ],
 )

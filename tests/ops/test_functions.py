@@ -176,6 +176,13 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: cudnn_jax.conv(X, W[0]), ValueError, r"weight has shape \(3, 3\); the rule: \(K, C / groups, \*taps\)"),
     (lambda: cudnn_jax.conv(X, W[:, :2]), ValueError, r"conv_fprop: dims are image \(2, 3, 8\), filter \(4, 2, 3\)"),
     (lambda: cudnn_jax.conv(X, W, stride=0), ValueError, "stride is 0; the rule: an integer, at least 1"),
+    (lambda: cudnn_jax.rms_norm(X, epsilon=10**400), ValueError, "epsilon is an integer of 1329 bits; the rule: a fin"),
+    (lambda: cudnn_jax.layer_norm(X, axis=10**5000), ValueError, "axis is an integer of 16610 bits; the rule: an axis"),
+    (lambda: cudnn_jax.rope(X, X, output_scale=1e39), ValueError, r"output_scale is 1e\+39; the rule: a finite number"),
+    (lambda: cudnn_jax.conv(X, W, stride=2**63), ValueError, "stride is 9223372036854775808; the rule: an integer, at"),
+    (lambda: cudnn_jax.conv(X, W, padding=2**62), ValueError, "conv_fprop: Y has dim .* dims, and the place of the"),
+    (lambda: cudnn_jax.conv(X, W, dilation=2**63), ValueError, "dilation is 9223372036854775808; the rule: an integer"),
+    (lambda: cudnn_jax.block_scale_quantize(X, block_size=2**63), ValueError, "block_size is 9223372036854775808; the"),
     (lambda: cudnn_jax.conv(X, W, stride=(1, 1)), ValueError, r"stride is \(1, 1\); the rule: an integer, or one"),
     (lambda: cudnn_jax.conv(X, W, padding=((1, 2, 3),)), ValueError, r"padding is .*; the rule: an integer, or for"),
     (lambda: cudnn_jax.conv(X, W.astype(np.float16)), TypeError, "weight has dtype float16; the rule: image's dtype"),
@@ -195,6 +202,19 @@ def test_what_breaks_a_rule_is_named_in_one_line(bad: Any, error: type[Exception
     with pytest.raises(error, match=words) as caught:
         bad()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("block_size", [8, 2**31, 2**63 - 1])
+def test_a_block_longer_than_the_axis_is_the_whole_axis(block_size: int) -> None:
+    values, scales = cudnn_jax.block_scale_quantize(X, block_size=block_size)
+    assert scales.shape == (2, 3, 1)
+    made = cudnn_jax.block_scale_dequantize(values, scales, block_size=block_size)
+    np.testing.assert_array_equal(made, X)
+
+
+def test_a_number_that_float64_holds_serves_float64() -> None:
+    with jax.enable_x64(True):
+        assert cudnn_jax.rms_norm(jnp.ones(4, jnp.float64), epsilon=1e60)[0] == pytest.approx(1e-30, rel=1e-12)
 
 
 def test_the_reference_has_every_transformation(rng: np.random.Generator) -> None:

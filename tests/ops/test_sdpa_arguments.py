@@ -66,6 +66,20 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("alignment", {"causal_alignment": "bottom"}, ValueError, "causal_alignment is 'bottom'; the rule: 'top_left'"),
     ("scale", {"scale": "big"}, TypeError, "scale is 'big'; the rule: a Python number"),
     ("scale nan", {"scale": float("nan")}, ValueError, "scale is nan; the rule: a finite number"),
+    (
+        "scale wide",
+        {"scale": 1e39},
+        ValueError,
+        r"scale is 1e\+39; the rule: a finite number, from -3.40282.*e\+38 to 3.4",
+    ),
+    (
+        "scale digits",
+        {"scale": -(10**5000)},
+        ValueError,
+        "^scale is an integer of 16610 bits; the rule: a finite number",
+    ),
+    ("scale numbers", {"scale": np.ones(2)}, TypeError, "scale is an array; the rule: a Python number"),
+    ("window digits", {"local_window_size": -(10**5000)}, ValueError, "local_window_size is an integer of 16610 bits"),
     ("implementation", {"implementation": 3}, TypeError, "implementation is 3; the rule: None or a string"),
     ("scale array", {"scale": ones()}, TypeError, "scale is an array"),
 ]
