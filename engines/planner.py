@@ -60,6 +60,7 @@ class Planner:
         self.declines: list[Decline] = []
         self.family = manifest.family_for(graph)
         self.facts: Any = manifest.facts_of(graph, self.family)
+        check_implementation(request.implementation, self.family, self.subject)
         self.pinned: int | None = None
         self._judges: list[Judge] = []
         self._engines: dict[int, tuple[BaseEngine, Any]] = {}
@@ -67,6 +68,7 @@ class Planner:
         self._session: backend.BackendSession | None = None
         self._built: dict[int, tuple[PlanConfig, Artifact]] = {}
         self._failed: dict[int, Exception] = {}
+        self._left_out: list[PlanConfig] = []
         self.transient = False
         self.is_given = built is not None
         if built is not None:
@@ -85,7 +87,10 @@ class Planner:
         if ranking:
             recommend = manifest.resolve(ranking)
             ranked = recommend(self.request.modes, self.facts, offered, proposed, self.target)
-        return [plan for plan in dict.fromkeys(ranked) if _selected(plan, self.request.implementation)]
+        unique = list(dict.fromkeys(ranked))
+        chosen = [plan for plan in unique if _selected(plan, self.request.implementation)]
+        self._left_out = [plan for plan in unique if plan not in chosen]
+        return chosen
 
     def _replayed(self, wanted: PlanConfig) -> list[PlanConfig]:
         """One plan by its identity: its engine judges the graph, and nobody is asked to rank."""
@@ -268,15 +273,19 @@ class Planner:
         what = f"implementation={wanted!r} cannot serve" if wanted else "no engine serves"
         if self.pinned is not None or self.request.exactly:
             what = f"the pinned plan {self.plans[self.pinned or 0].name} cannot serve"
+        where = f"{self.subject} on {self.target.describe()}"
+        engine = _engine_of(wanted or "")
+        if others := [plan.name for plan in self._left_out if plan.engine == engine]:
+            return f"{what} {where}: it is no plan of {engine}, which has {', '.join(others)}"
         reasons = "".join(f"\n  {decline.engine}: {decline.reason}" for decline in self._relevant())
-        return f"{what} {self.subject} on {self.target.describe()}:{reasons or ' no such engine'}"
+        return f"{what} {where}:{reasons or ' no such engine'}"
 
     def _relevant(self) -> list[Decline]:
         wanted = self.request.implementation
         if wanted is None:
             return self.declines
-        named = [d for d in self.declines if wanted == d.engine or wanted.split("/")[0] == d.engine.split("/")[0]]
-        return named or self.declines
+        named = {engine.name for engine in _engines(self.family) if engine.kind == wanted} | {_engine_of(wanted)}
+        return [decline for decline in self.declines if _engine_of(decline.engine) in named] or self.declines
 
 
 def _plan_of(engine: BaseEngine, knobs: tuple[tuple[str, int], ...]) -> PlanConfig:
@@ -291,12 +300,40 @@ def derived_graph(family: manifest.EngineFamily | None, graph: pygraph, facts: A
     return made
 
 
-def subject(graph: pygraph, facts: Any) -> str:
+def subject(graph: pygraph, facts: Any = None) -> str:
     """What is planned, in one line for people."""
     if hasattr(facts, "describe"):
         described: str = facts.describe()
         return described
     return graph.name or "a graph of " + ", ".join(dict.fromkeys(node.type for node in graph.nodes))
+
+
+def implementations(family: manifest.EngineFamily | None) -> tuple[str, ...]:
+    """What `implementation` may name for the graphs of a family: kinds and engines, and beside these their plans."""
+    names = (name for engine in _engines(family) for name in (engine.kind, engine.name))
+    return tuple(dict.fromkeys([backend.NAME, *names]))
+
+
+def check_implementation(wanted: str | None, family: manifest.EngineFamily | None, what: str) -> None:
+    """Raises GraphNotSupportedError where `wanted` names nothing that plans the graphs of a family, here `what`."""
+    if wanted is None:
+        return
+    known = implementations(family)
+    if _engine_of(wanted) not in known:
+        rule = f"None, one of {', '.join(known)}, or a plan by its name"
+        raise GraphNotSupportedError(f"implementation={wanted!r} cannot serve {what}; the rule: {rule}")
+
+
+def _engines(family: manifest.EngineFamily | None) -> list[BaseEngine]:
+    """The family's, and those behind it."""
+    slots = [(each, slot) for each in (family, manifest.GENERIC) if each for slot in each.slots]
+    return [manifest.instantiate(each, slot) for each, slot in slots]
+
+
+def _engine_of(plan: str) -> str:
+    """The engine that a plan's name, or its own, begins with."""
+    engine = plan.partition(":")[0]
+    return backend.NAME if engine.startswith(f"{backend.NAME}/") else engine
 
 
 def one_line(error: BaseException) -> str:
@@ -310,7 +347,7 @@ def knob_pairs(knobs: Mapping[str, int] | Sequence[tuple[str, int]]) -> tuple[tu
 
 
 def _may_be_backend(implementation: str | None) -> bool:
-    return implementation is None or implementation.split("/")[0] == backend.NAME
+    return implementation is None or _engine_of(implementation) == backend.NAME
 
 
 def _selected(config: PlanConfig, implementation: str | None) -> bool:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cudnn_jax.engines.manifest import EngineFamily
+from cudnn_jax.engines.planner import check_implementation
 from cudnn_jax.graph.errors import shown
 
 
@@ -77,9 +79,11 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def optional_name(name: str, value: Any) -> str | None:
+def implementation(value: Any, family: EngineFamily | None, what: str) -> str | None:
+    """What is to run `what`, graphs of a family: None, or a name that one of their engines or plans has."""
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}; the rule: None or a string")
+        raise TypeError(f"implementation is {value!r}; the rule: None or a string")
+    check_implementation(value, family, what)
     return value
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from cudnn_jax.engines.linear_attention import _inputs
+from cudnn_jax.engines.manifest import FAMILIES
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
 from cudnn_jax.graph.linear_attention import GATE_LOWER_BOUND, GRADIENTS, LONGEST_INTERVAL
@@ -221,7 +222,7 @@ class LinearAttention:
             checkpoint_every_n_tokens=0,
             output_final_state=False,
             overwrite_initial_state=False,
-            implementation=check.optional_name("implementation", implementation),
+            implementation=check.implementation(implementation, FAMILIES[self.name], self.name),
         )
         return config, own
 

@@ -53,7 +53,8 @@ def block_scale_quantize(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     x = floating("x", x, rank=RANKS, layout="at least one axis")
     graph = _quantised(
@@ -94,7 +95,8 @@ def block_scale_dequantize(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     values = check.array("values", values, rank=RANKS, layout="at least one axis")
     at, size = axis_of(axis, values.ndim), check.whole_number("block_size", block_size, 1)

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cudnn_jax.engines.manifest import family_for
+from cudnn_jax.engines.planner import subject
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.program import is_dense, storage_order
 from cudnn_jax.graph import Tensor
@@ -49,12 +51,13 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
     Raises:
       TypeError, ValueError: an array does not fit its tensor; the message names both.
       GraphValidationError: the graph breaks a rule of its own.
-      GraphNotSupportedError: no engine serves the graph; the message holds every engine's reason.
+      GraphNotSupportedError: no engine serves the graph, and the message holds every engine's reason; or
+        `implementation` names none, and it holds the names.
       NotImplementedError: a node has no derivative, and the message names it; or forward mode, or `vmap`.
     """
     if not isinstance(graph, pygraph):
         raise TypeError(f"graph is {type(graph).__name__}; the rule: a cudnn_jax.pygraph")
-    implementation = check.optional_name("implementation", implementation)
+    implementation = check.implementation(implementation, family_for(graph), subject(graph))
     graph.freeze()
     inputs, outputs = graph.inputs, graph.outputs
     if not inputs:

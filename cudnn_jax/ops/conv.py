@@ -54,7 +54,8 @@ def conv(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     channels_last = check.flag("channels_last", channels_last)
     spatial = "*spatial, C" if channels_last else "C, *spatial"

@@ -72,7 +72,8 @@ def gdn(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: a derivative that is not reverse mode.
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     return GDN.call(
         {"q": q, "k": k, "v": v, "g": g, "beta": beta},
@@ -137,7 +138,8 @@ def gdn_step(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: a derivative through a pool, or one that is not reverse mode.
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     return GDN.step(
         {"q": q, "k": k, "v": v, "g": g, "beta": beta},

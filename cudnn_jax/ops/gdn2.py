@@ -80,7 +80,8 @@ def gdn2(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: a derivative that is not reverse mode.
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     return GDN2.call(
         {"q": q, "k": k, "v": v, "g": g, "beta": beta, "w": w},
@@ -146,7 +147,8 @@ def gdn2_step(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: a derivative through a pool, or one that is not reverse mode.
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     return GDN2.step(
         {"q": q, "k": k, "v": v, "g": g, "beta": beta, "w": w},

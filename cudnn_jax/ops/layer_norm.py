@@ -38,6 +38,7 @@ def layer_norm(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: `vmap`, forward mode or a second derivative, unless `implementation` is "xla".
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     return normalise("layernorm", x, scale, bias, axis=axis, epsilon=epsilon, implementation=implementation)

@@ -39,7 +39,8 @@ def rope(x: Any, angles: Any, *, output_scale: float = 1.0, implementation: str 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     x = floating("x", x, rank=RANKS, layout="(..., D), at least one axis")
     rule = f"(..., R), R even and at most {x.shape[-1]}, broadcastable to ({', '.join(map(str, x.shape[:-1]))}, R)"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from cudnn_jax.engines.manifest import FAMILIES
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import Tensor, data_type
 from cudnn_jax.graph.errors import shown
@@ -96,7 +97,8 @@ def sdpa(
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
       NotImplementedError: an option that this release does not serve, or a derivative that is not reverse mode.
-      GraphNotSupportedError: `implementation` names an engine that declines; the message holds its reason.
+      GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
+        the reason.
     """
     _refuse_unserved(
         cu_seqlens_q=cu_seqlens_q,
@@ -124,7 +126,7 @@ def sdpa(
         left=left,
         right=right,
         deterministic=check.flag("deterministic", deterministic),
-        implementation=check.optional_name("implementation", implementation),
+        implementation=check.implementation(implementation, FAMILIES["sdpa_fwd"], "sdpa"),
         stats=check.flag("return_residual", return_residual),
     )
     out, lse = _attend(config, match_manual_axes(operands))

@@ -200,6 +200,16 @@ def test_a_named_engine_that_declines_is_an_error_with_its_reason(monkeypatch: p
             planned(implementation="no-such-engine").build_plans()
 
 
+def test_a_name_that_nothing_has_leaves_the_graph_to_be_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = attention()
+    with family(monkeypatch, "sdpa_fwd", slot(1, Tiled)):
+        with pytest.raises(GraphNotSupportedError, match="; the rule: None, one of cudnn, test, tiled, xla, or a plan"):
+            planned(graph, implementation="nonsense")
+        assert planned(graph, implementation="tiled").get_execution_plan_count() == 2
+        with pytest.raises(GraphNotSupportedError, match="it is no plan of tiled, which has tiled:tile=128, tiled:til"):
+            planned(implementation="tiled:tile=1").build_plans()
+
+
 def test_opt_in_is_read_live(monkeypatch: pytest.MonkeyPatch) -> None:
     with family(monkeypatch, "sdpa_fwd", slot(1, First, opt_in="CUDNN_JAX_TEST_FIRST")):
         graph = planned()

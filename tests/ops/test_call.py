@@ -179,3 +179,7 @@ def test_a_function_of_a_graph_runs_what_it_names() -> None:
     graph.neg(graph.tensor((2,))).set_output(True)
     with pytest.raises(cudnn_jax.GraphNotSupportedError, match="implementation='cutile' cannot serve"):
         graph.as_jax("cutile")(jnp.zeros(2))
+    with pytest.raises(
+        cudnn_jax.GraphNotSupportedError, match="a graph of POINTWISE; .* one of cudnn, cutedsl, cutedsl_"
+    ):
+        jax.eval_shape(graph.as_jax("nonsense"), jnp.zeros(2))

@@ -80,6 +80,12 @@ BAD = [
     (BATCHED, {"scale": 10**400}, ValueError, "^scale is an integer of 1329 bits; the rule: a finite number, from"),
     (BATCHED, {"checkpoint_every_n_tokens": 2.0}, ValueError, "checkpoint_every_n_tokens is 2.0; the rule"),
     (BATCHED, {"implementation": 3}, TypeError, "implementation is 3; the rule"),
+    (
+        BATCHED,
+        {"implementation": "flash"},
+        GraphNotSupportedError,
+        "gdn; .* cudnn, cutile, cutile_gdn, .*, xla, or a p",
+    ),
     (BATCHED, {"implementation": "cudnn"}, GraphNotSupportedError, "cudnn: platform cpu"),
     (STEP, {"q": zeros(2, 1, 2, 4)}, ValueError, r"q has shape \(2, 1, 2, 4\); the rule: \(B, H, K\)"),
     (STEP, {"state": zeros(3, 4, 3, 4)}, ValueError, r"state has shape .*, expected \(2, 4, 3, 4\)"),

@@ -143,6 +143,16 @@ def test_an_engine_asked_for_by_name_that_declines_says_why() -> None:
         cudnn_jax.sdpa(**operands(), implementation="flash")
 
 
+def test_an_implementation_that_nothing_has_is_named_while_tracing_with_those_that_there_are() -> None:
+    for wanted in ("nonsense", "cutile_gdn", "CUDNN", ""):
+        with pytest.raises(cudnn_jax.GraphNotSupportedError) as caught:
+            jax.eval_shape(lambda x, wanted=wanted: cudnn_jax.sdpa(**x, implementation=wanted), operands())
+        rule = "the rule: None, one of cudnn, xla, or a plan by its name"
+        assert str(caught.value) == f"implementation={wanted!r} cannot serve sdpa; {rule}"
+    with pytest.raises(cudnn_jax.GraphNotSupportedError, match="it is no plan of xla, which has xla"):
+        cudnn_jax.sdpa(**operands(), implementation="xla:tile=8")
+
+
 def test_forward_mode_and_second_derivatives_are_refused_by_name() -> None:
     arrays = operands()
 
