@@ -23,6 +23,9 @@ from cudnn_jax.graph import GraphNotSupportedError, pygraph
 
 MODES = ("A", "B", "FALLBACK", "OPENSOURCE")
 
+_NAMED = 8
+"""At most so many plans are named in place of one that there is not."""
+
 Judge = Callable[[PlanConfig], str | None]
 """Why a plan is not to be used, or None. A plan is asked about before it is built, and again with its workspace."""
 
@@ -275,8 +278,10 @@ class Planner:
             what = f"the pinned plan {self.plans[self.pinned or 0].name} cannot serve"
         where = f"{self.subject} on {self.target.describe()}"
         engine = _engine_of(wanted or "")
-        if others := [plan.name for plan in self._left_out if plan.engine == engine]:
-            return f"{what} {where}: it is no plan of {engine}, which has {', '.join(others)}"
+        others = [plan.name for plan in self._left_out if plan.engine == engine]
+        if others and not self.plans:
+            more = [f"{len(others) - _NAMED} more"] if len(others) > _NAMED else []
+            return f"{what} {where}: it is no plan of {engine}, which has {', '.join([*others[:_NAMED], *more])}"
         reasons = "".join(f"\n  {decline.engine}: {decline.reason}" for decline in self._relevant())
         return f"{what} {where}:{reasons or ' no such engine'}"
 

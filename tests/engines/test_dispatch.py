@@ -208,6 +208,9 @@ def test_a_name_that_nothing_has_leaves_the_graph_to_be_planned(monkeypatch: pyt
         assert planned(graph, implementation="tiled").get_execution_plan_count() == 2
         with pytest.raises(GraphNotSupportedError, match="it is no plan of tiled, which has tiled:tile=128, tiled:til"):
             planned(implementation="tiled:tile=1").build_plans()
+        with monkeypatch.context() as patch, pytest.raises(GraphNotSupportedError, match="tile 64, serves 128"):
+            patch.setattr(Tiled, "build_error", NotBuilt.build_error)
+            planned(implementation="tiled:tile=64").build_plans()
 
 
 def test_opt_in_is_read_live(monkeypatch: pytest.MonkeyPatch) -> None:
