@@ -222,7 +222,7 @@ class Planner:
                 self._declined(self.plans[index].name, error)
                 continue
             return index
-        raise GraphNotSupportedError(self._refusal())
+        raise GraphNotSupportedError(self.refusal())
 
     def build(self, index: int) -> tuple[PlanConfig, Artifact]:
         """Builds one plan, once. Declines by raising one of `DECLINES`."""
@@ -271,7 +271,8 @@ class Planner:
     def subject(self) -> str:
         return subject(self.graph, self.facts)
 
-    def _refusal(self) -> str:
+    def refusal(self) -> str:
+        """Why nothing of the list runs, with every engine's reason."""
         wanted = self.request.implementation
         what = f"implementation={wanted!r} cannot serve" if wanted else "no engine serves"
         if self.pinned is not None or self.request.exactly:

@@ -70,6 +70,8 @@ class pygraph(graph_room.pygraph):
           implementation: None for all; else "cudnn", "cutedsl", "cutile", "xla", an engine's name, or a plan's name.
 
         Raises:
+          GraphNotSupportedError: nothing plans the graph, and the message holds every engine's reason, as `declines`
+            does from then on; or `implementation` names no engine of the graph, which can be planned all the same.
           RuntimeError: the graph was planned before.
         """
         _planner_of(self, create=Request(target, modes, implementation))
@@ -456,6 +458,8 @@ def _planner_of(graph: pygraph, create: Request | None = None) -> Planner:
         raise RuntimeError("a graph is planned once: build a new graph to plan differently, or use select_plan")
     graph.freeze()
     graph.__dict__["_planner"] = planner = Planner(graph, create)
+    if not planner.plans:
+        raise GraphNotSupportedError(planner.refusal())
     return planner
 
 

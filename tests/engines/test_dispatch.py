@@ -183,6 +183,17 @@ def test_when_nothing_builds_the_error_holds_every_reason(monkeypatch: pytest.Mo
         assert line in str(error.value)
 
 
+def test_when_nothing_plans_the_graph_the_error_holds_every_reason() -> None:
+    graph = attention()
+    with pytest.raises(
+        GraphNotSupportedError, match=r"^implementation='cudnn' cannot serve fwd .*\n  cudnn: platform cpu"
+    ):
+        planned(graph, implementation="cudnn")
+    assert graph.plans == () and reasons(graph) == {"cudnn": "platform cpu, serves cuda"}
+    with pytest.raises(RuntimeError, match="planned once"):
+        planned(graph)
+
+
 @pytest.mark.parametrize("wanted", ["tiled", "test", "tiled:tile=64"])
 def test_implementation_names_a_kind_an_engine_or_a_plan(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     with family(monkeypatch, "sdpa_fwd", slot(1, Tiled)):

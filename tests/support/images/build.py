@@ -17,6 +17,7 @@ from cudnn_jax import engines
 from cudnn_jax.engines.base import PlanConfig, Program
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.target import Target
+from cudnn_jax.graph import GraphNotSupportedError
 from support.images import elf
 
 ROOM = Path(engines.__path__[0])
@@ -62,9 +63,7 @@ def jobs() -> list[Job]:
         for position, (sample, graph) in enumerate(_samples(folder)):
             graph.freeze()
             for kind, sms in KINDS.items():
-                found += [
-                    Job(folder, position, sample, kind, sm) for sm in sms if _planned(folder, position, kind, sm).plans
-                ]
+                found += [Job(folder, position, sample, kind, sm) for sm in sms if _served(folder, position, kind, sm)]
     return found
 
 
@@ -116,6 +115,14 @@ def _programs(graph: pygraph) -> Iterator[tuple[PlanConfig, Program]]:
         _, program = graph.build_plans()
         assert isinstance(program, Program)
         yield plan, program
+
+
+def _served(folder: str, position: int, kind: str, sm: int) -> bool:
+    try:
+        _planned(folder, position, kind, sm)
+    except GraphNotSupportedError:
+        return False
+    return True
 
 
 def _planned(folder: str, position: int, kind: str, sm: int) -> pygraph:
