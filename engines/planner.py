@@ -108,7 +108,10 @@ class Planner:
             )
         engine = manifest.instantiate(family, slot)
         facts = manifest.facts_of(self.graph, family)
-        offered = engine.configs(self.graph, facts, self.target)
+        try:
+            offered = engine.configs(self.graph, facts, self.target)
+        except DECLINES as error:
+            raise GraphNotSupportedError(f"{engine.name}: {one_line(error)}") from error
         knobs = next((each for each in offered if dict(each) == dict(wanted.knobs)), None)
         if knobs is None:
             names = ", ".join(PlanConfig(engine.engine_id, each, engine=engine.name).name for each in offered)

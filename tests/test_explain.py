@@ -49,6 +49,14 @@ def test_json_and_text_hold_the_rows() -> None:
         assert word in text
 
 
+def test_a_reason_has_its_engine_in_front_once() -> None:
+    rows = [jax.ShapeDtypeStruct((2, 8, 2, 16), jnp.bfloat16)] * 3 + [jax.ShapeDtypeStruct((2, 8, 2), jnp.bfloat16)] * 2
+    told = cudnn_jax.explain(lambda *x: cudnn_jax.rms_norm(cudnn_jax.gdn(*x)[0]), *rows)
+    engines = {engine for row in told.rows for engine, _ in row["declines"]}
+    assert engines == {"cudnn", "cutile_gdn", "cutile_gdn_recurrent", "cutile_rmsnorm"}
+    assert [reason for row in told.rows for engine, reason in row["declines"] if engine in reason] == []
+
+
 WITHOUT_CUDNN = """
 import jax, jax.numpy as jnp
 from cudnn_jax.engines import libraries

@@ -39,7 +39,7 @@ class CutileGdn(BaseEngine):
 
     def configs(self, graph: pygraph, facts: LinearFacts, target: Target) -> Sequence[Knobs]:
         for reason in self._declines(facts, target):
-            raise GraphNotSupportedError(f"{self.name}: {reason}")
+            raise GraphNotSupportedError(reason)
         cutile.gpu_code(target)
         cutile.available()
         settings: list[Knobs] = self.programs[facts.direction].settings(facts, target)

@@ -40,7 +40,7 @@ class CutileGdnRecurrent(BaseEngine):
 
     def configs(self, graph: pygraph, facts: LinearFacts, target: Target) -> Sequence[Knobs]:
         for reason in _declines(facts, target):
-            raise GraphNotSupportedError(f"{self.name}: {reason}")
+            raise GraphNotSupportedError(reason)
         cutile.gpu_code(target)
         cutile.available()
         return settings(facts, target)

@@ -46,7 +46,7 @@ class CutileRmsNorm(BaseEngine):
 
     def configs(self, graph: pygraph, facts: NormFacts, target: Target) -> Sequence[Knobs]:
         for reason in _declines(facts, target):
-            raise GraphNotSupportedError(f"{self.name}: {reason}")
+            raise GraphNotSupportedError(reason)
         cutile.gpu_code(target)
         cutile.available()
         assert target.sm_count is not None
