@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from cudnn_jax import _target
 from cudnn_jax._printed import Printed
 from cudnn_jax._sites import sites
+from cudnn_jax.engines import backend
+from cudnn_jax.engines.versions import versions
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,16 @@ class Explanation(Printed):
     Each row is a dict with `operation`, `count`, `facts`, `family`, `engine`, `plan`, `workspace` (bytes), `artifact`
     ("program" or "inline"), `plans` (the ranked list by name), `declines` ([engine, reason] pairs) and `notes` (copies
     that could not be avoided) and `origin` ("planned here", "autotune record" with its time, or the folder and the
-    release that the plan comes from).
+    release that the plan comes from). `missing` says in one line each which library could not be opened, so that cuDNN
+    was not asked for plans.
     """
 
     target: str
     rows: tuple[Mapping[str, Any], ...]
+    missing: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        return json.dumps({"target": self.target, "rows": list(self.rows)}, indent=1)
+        return json.dumps({"target": self.target, "missing": self.missing, "rows": list(self.rows)}, indent=1)
 
     def engines(self) -> dict[str, str]:
         """operation -> the engines that run it, comma-separated."""
@@ -41,6 +46,8 @@ class Explanation(Printed):
         return {operation: ", ".join(names) for operation, names in found.items()}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.missing:
+            yield Text(f"cuDNN was not asked: {', '.join(self.missing)}; `python -m cudnn_jax doctor` says more")
         table = Table(title=f"operations on {self.target}", title_justify="left")
         for heading in ("operation", "facts", "runs", "workspace", "ranked behind or declined"):
             table.add_column(heading, overflow="fold")
@@ -84,4 +91,14 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
                 "notes": [*site.notes, *getattr(planned.artifact, "notes", ())],
             }
         )
-    return Explanation(target.describe(), tuple(rows))
+    return Explanation(target.describe(), tuple(rows), _missing(rows))
+
+
+def _missing(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The libraries that asking cuDNN takes and that are not here, where it would have been asked."""
+    reasons = {reason for row in rows for engine, reason in row["declines"] if engine == backend.NAME}
+    if not any(reason.startswith("lib") for reason in reasons):  # opens nothing where cuDNN had its say
+        return ()
+    found = versions().missing
+    absent = [found[library] for library in ("cuda_driver", "cudnn") if library in found]
+    return tuple(reason.partition(",")[0] for reason in absent) if reasons.intersection(absent) else ()

@@ -43,8 +43,9 @@ def test_operations_are_found_inside_scan_and_cond() -> None:
 
 def test_json_and_text_hold_the_rows() -> None:
     told = cudnn_jax.explain(loss, *QKV)
-    assert json.loads(told.to_json()) == {"target": "cpu", "rows": [dict(row) for row in told.rows]}
+    assert json.loads(told.to_json()) == {"target": "cpu", "missing": [], "rows": [dict(row) for row in told.rows]}
     text = str(told)
+    assert text.startswith("operations on cpu")
     for word in ("operations on cpu", "sdpa_fwd x2", "causal top_left", "cudnn: platform cpu, serves cuda"):
         assert word in text
 
@@ -64,7 +65,9 @@ libraries.candidates = dict  # no wheel brings a cuDNN
 import cudnn_jax
 q = jax.ShapeDtypeStruct((2, 64, 4, 32), jnp.bfloat16)
 with cudnn_jax.aot.target("h200"):
-    print(cudnn_jax.explain(cudnn_jax.sdpa, q, q, q).to_json())
+    told = cudnn_jax.explain(cudnn_jax.sdpa, q, q, q)
+print(told, end="====")
+print(told.to_json())
 """
 
 
@@ -75,7 +78,14 @@ def test_without_a_library_the_reference_engine_serves_and_the_reason_is_said(mi
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CUDNN], capture_output=True, text=True, check=True, env=environment
     )
-    told = json.loads(done.stdout)
+    text, _, read = done.stdout.partition("====")
+    told = json.loads(read)
+    assert told["missing"] == [f"{name} could not be opened" for name in ("libcuda", "libcudnn") if name >= missing]
+    said = f"cuDNN was not asked: {', '.join(told['missing'])}; `python -m cudnn_jax doctor` says more"
+    assert [line.strip() for line in text.splitlines()[:2]] == [
+        said,
+        "operations on NVIDIA H200 (sm_90, ahead of time)",
+    ]
     assert told["target"] == "NVIDIA H200 (sm_90, ahead of time)"
     ((engine, reason),) = told["rows"][0]["declines"]
     assert (told["rows"][0]["plan"], engine) == ("xla", "cudnn")
