@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+
+import cudnn_jax
 
 HEAVY = ("jax", "jaxlib", "torch", "cutlass", "cuda.tile", "flax", "numpy")
 
@@ -22,6 +25,17 @@ def loaded_by(code: str) -> set[str]:
 def test_the_graph_and_the_package_load_no_framework(module: str) -> None:
     added = loaded_by(f"import {module}") - loaded_by("pass")
     assert not added & set(HEAVY)
+
+
+def test_modules_of_engines_are_loaded_when_they_are_named() -> None:
+    loaded = loaded_by("import cudnn_jax; assert cudnn_jax.engines.target.CPU.platform == 'cpu'")
+    assert "cudnn_jax.engines.target" in loaded
+    assert not loaded & {*HEAVY, "cudnn_jax.engines.planning"}
+    assert "cudnn_jax.engines.target" not in loaded_by("import cudnn_jax; dir(cudnn_jax.engines)")
+    for name in cudnn_jax.engines._MODULES:
+        assert importlib.import_module(f"cudnn_jax.engines.{name}") is getattr(cudnn_jax.engines, name)
+    with pytest.raises(AttributeError, match=r"module 'cudnn_jax\.engines' has no attribute 'targets'"):
+        cudnn_jax.engines.targets  # noqa: B018
 
 
 def test_the_graph_needs_the_standard_library_only() -> None:
