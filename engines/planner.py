@@ -20,6 +20,7 @@ from cudnn_jax.engines.base import (
 )
 from cudnn_jax.engines.target import Target
 from cudnn_jax.graph import GraphNotSupportedError, pygraph
+from cudnn_jax.graph.names import printable
 
 MODES = ("A", "B", "FALLBACK", "OPENSOURCE")
 
@@ -314,7 +315,7 @@ def subject(graph: pygraph, facts: Any = None) -> str:
     if hasattr(facts, "describe"):
         described: str = facts.describe()
         return described
-    return graph.name or "a graph of " + ", ".join(dict.fromkeys(node.type for node in graph.nodes))
+    return printable(graph.name) or "a graph of " + ", ".join(dict.fromkeys(node.type for node in graph.nodes))
 
 
 def implementations(family: manifest.EngineFamily | None) -> tuple[str, ...]:

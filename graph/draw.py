@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph.canonical import is_input, is_output
+from cudnn_jax.graph.names import printable
 from cudnn_jax.graph.show import typed
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _label(node: Node) -> str:
 
 def dot(graph: pygraph) -> str:
     """The graph in Graphviz' language: boxes are operations, ellipses what the caller gives and gets."""
-    lines = [f"digraph {_quoted(graph.name or 'graph')} {{", '  node [shape=box, fontname="monospace"];']
+    lines = [f"digraph {_quoted(printable(graph.name) or 'graph')} {{", '  node [shape=box, fontname="monospace"];']
     for at, node in enumerate(graph.nodes):
         lines.append(f"  n{at} [label={_quoted(_label(node))}];")
     maker = {id(tensor): f"n{at}" for at, node in enumerate(graph.nodes) for tensor in node.outputs.values()}

@@ -7,6 +7,11 @@ from typing import Any
 from cudnn_jax.graph.errors import GraphValidationError
 
 
+def printable(name: str) -> str:
+    """A name on one line, as a string's repr has it: what does not print is escaped, such as line ends."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
+
+
 def as_name(owner: str, value: Any) -> str:
     """`value` as a name, empty for None, or a GraphValidationError that names the owner."""
     if value is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudnn_jax.graph.canonical import given_params, is_input, is_output, ordered_tensors
+from cudnn_jax.graph.names import printable
 from cudnn_jax.graph.types import data_type
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _tag(tensor: Tensor) -> str:
-    return f"%{tensor.name or tensor.uid}"
+    return f"%{printable(tensor.name) or tensor.uid}"
 
 
 def typed(tensor: Tensor) -> str:
@@ -40,7 +41,7 @@ def node_line(node: Node) -> str:
     taken += [f"{name}={value!r}" for name, value in given_params(node).items() if name not in fixed]
     compute = node.compute_data_type
     taken += [f"compute={compute.value}"] if compute is not data_type.NOT_SET else []
-    named = f"  # {node.name}" if node.name else ""
+    named = f"  # {printable(node.name)}" if node.name else ""
     return f"{made} = {node.operation.name}({', '.join(taken)}){named}"
 
 

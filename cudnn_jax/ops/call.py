@@ -16,6 +16,7 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.program import is_dense, storage_order
 from cudnn_jax.graph import Tensor
 from cudnn_jax.graph.differentiation import Backward, Differentiable
+from cudnn_jax.graph.names import printable
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._derivative import REFERENCE
 from cudnn_jax.ops._primitive import Avals, BuiltGraph, Operation, match_manual_axes, reference, register
@@ -89,7 +90,7 @@ def _name(side: str, position: int) -> str:
 
 
 def _label(tensor: Tensor) -> str:
-    name = f"{tensor.name} " if tensor.name else ""
+    name = f"{printable(tensor.name)} " if tensor.name else ""
     return f"{name}{tensor.data_type.value}{list(tensor.dim)}"
 
 

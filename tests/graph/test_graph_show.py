@@ -94,6 +94,21 @@ def test_a_graph_is_graphviz_text() -> None:
     assert sum("->" in line for line in lines) == 9
 
 
+def test_names_stay_on_their_lines() -> None:
+    name = "a\n\x1b[31m\u2028é"
+    graph = pygraph(name, io_data_type="float16")
+    x = graph.tensor((2,), name=name)
+    y = graph.exp(x, name=name).set_output(True).set_name(name)
+    shown = {"repr": repr(graph), "draw": graph.draw(), "dot": graph.to_dot()}
+    shown |= {"tensor": repr(x), "node": repr(y.producer)}
+    lines = {what: len(text.splitlines()) for what, text in shown.items()}
+    assert lines == {"repr": 4, "draw": 3, "dot": 8, "tensor": 1, "node": 1}
+    for what, text in shown.items():
+        assert r"a\n\x1b[31m\u2028é".replace("\\", "\\\\" if what == "dot" else "\\") in text, what
+        assert text.replace("\n", "").isprintable(), what
+    assert x.name == graph.inspect()["name"] == name and pygraph.from_json(graph.to_json()).name == name
+
+
 def test_a_graph_can_be_inspected_open_frozen_and_broken() -> None:
     graph = layer()
     seen = graph.inspect()

@@ -174,6 +174,15 @@ def test_forward_mode_passes_integers_by() -> None:
     np.testing.assert_allclose(told["float32"], value * np.exp(value), rtol=1e-6)
 
 
+def test_names_stay_on_their_lines_in_messages() -> None:
+    graph = cudnn_jax.pygraph("g\n1", io_data_type="float32")
+    graph.neg(graph.tensor((2,), name="x\n1")).set_output(True)
+    with pytest.raises(ValueError, match=r"^x\\n1 float32\[2\] has shape \(3,\)"):
+        cudnn_jax.call(graph, jnp.zeros(3))
+    with pytest.raises(cudnn_jax.GraphNotSupportedError, match=r"cannot serve g\\n1; the rule"):
+        cudnn_jax.call(graph, jnp.zeros(2), implementation="nonsense")
+
+
 def test_a_function_of_a_graph_runs_what_it_names() -> None:
     graph = cudnn_jax.pygraph(io_data_type="float32")
     graph.neg(graph.tensor((2,))).set_output(True)
