@@ -102,5 +102,12 @@ class Node:
         """The type to compute in; NOT_SET means the graph's."""
         return self._compute_data_type
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _node_of, (self._graph, self._graph.nodes.index(self))
+
     def __repr__(self) -> str:
         return node_line(self)
+
+
+def _node_of(graph: pygraph, position: int) -> Node:
+    return graph.nodes[position]

@@ -30,6 +30,9 @@ class pygraph(Methods):
     Tensors come from `tensor`, `tensor_like` and `scalar`; every operation of the tables is a method that adds a node
     and returns its outputs. An output stays inside the graph until `set_output(True)`.
 
+    A graph that is copied or unpickled is what `from_json` makes of `to_json`: another graph with the same names and
+    uids, open, without plans. Its tensors and nodes are copied and pickled with it.
+
     Args:
       name: for people; not part of the canonical form.
       io_data_type: data type of tensors that the caller gives or gets, where they do not say their own.
@@ -315,6 +318,9 @@ class pygraph(Methods):
         from cudnn_jax.graph import serial
 
         return serial.from_json(cls, text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_json, (self.to_json(),)
 
     # Life cycle
 

@@ -248,8 +248,15 @@ class Tensor:
     def get_ragged_offset(self) -> Tensor | None:
         return self.ragged_offset
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _tensor_of, (self._graph, self._uid)
+
     def __repr__(self) -> str:
         return tensor_line(self)
+
+
+def _tensor_of(graph: pygraph, uid: int) -> Tensor:
+    return graph.tensor_of_uid(uid)
 
 
 def _checked(tensor: Tensor, attribute: str, values: Any) -> Dims:

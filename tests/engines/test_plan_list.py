@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +83,14 @@ def test_the_list_is_read_and_built_by_position() -> None:
     # Each plan is built once, and building one chooses none.
     assert BUILT == ["sized:bytes=256", "sized:bytes=4096", "sized:bytes=0"]
     assert graph.build_plans()[0].name == "sized:bytes=4096"
+
+
+def test_a_copy_of_a_planned_graph_is_open_and_not_planned() -> None:
+    graph = planned()
+    for other in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph)):
+        assert type(other) is pygraph and not other.frozen and other.hash() == graph.hash()
+        other.create_execution_plans(target=CPU)
+        assert other.plans == graph.plans
 
 
 @pytest.mark.parametrize("index", [-1, 4])

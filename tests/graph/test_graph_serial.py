@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -181,3 +183,29 @@ def test_a_subclass_comes_back_as_itself() -> None:
     graph = Mine(io_data_type="float32")
     graph.sdpa(**qkv(graph))[0].set_output(True)
     assert type(Mine.from_json(graph.to_json())) is Mine
+
+
+COPIES = {
+    "pickle": lambda held: pickle.loads(pickle.dumps(held)),
+    "deepcopy": copy.deepcopy,
+    "copy": lambda held: [copy.copy(held[0])],
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_copy_is_another_graph_with_the_same_names_and_uids(way, frozen) -> None:
+    graph = attention_backward()
+    if frozen:
+        graph.freeze()
+    other, *parts = COPIES[way]([graph, *graph.tensors, *graph.nodes])
+    assert type(other) is pygraph and not other.frozen and other.to_json() == graph.to_json()
+    assert [tensor.uid for tensor in other.tensors] == [tensor.uid for tensor in graph.tensors]
+    assert parts in ([], [*other.tensors, *other.nodes])
+    other.tensor((2,), name="more")
+    assert len(graph.tensors) == len(other.tensors) - 1
+
+
+def test_a_tensor_is_unpickled_with_its_graph() -> None:
+    bias = pickle.loads(pickle.dumps(attention_backward().tensor_of_uid(77)))
+    assert bias.uid == 77 and bias._graph.to_json() == attention_backward().to_json()
