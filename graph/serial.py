@@ -6,7 +6,7 @@ of the one that was written, and is written as the same text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cudnn_jax.graph import canonical, kinds
@@ -38,15 +38,26 @@ _SETTINGS = {
 
 def to_json(graph: pygraph) -> str:
     """The graph as JSON text."""
+    return canonical.to_json(_form_of(graph))
+
+
+def changed(graph: Graph, change: Callable[[Tensor], Mapping[str, Any]]) -> Graph:
+    """The graph again, open, with other settings of each tensor: those that `change` gives in place of its own."""
+    form = _form_of(graph)
+    for tensor, spec in zip(graph.tensors, form["tensors"], strict=True):
+        spec |= change(tensor)
+    return _made_of(type(graph), form)
+
+
+def _form_of(graph: pygraph) -> dict[str, Any]:
     index = {id(tensor): position for position, tensor in enumerate(graph.tensors)}
-    form = {
+    return {
         "version": VERSION,
         "name": graph.name,
         **{name: _plain(getattr(graph, name)) for name in _TYPES},
         "tensors": [_tensor(graph, tensor, index) for tensor in graph.tensors],
         "nodes": [_node(node, index) for node in graph.nodes],
     }
-    return canonical.to_json(form)
 
 
 def _tensor(graph: pygraph, tensor: Tensor, index: Mapping[int, int]) -> dict[str, Any]:
@@ -84,7 +95,10 @@ def from_json(kind: type[Graph], text: str) -> Graph:
     Raises:
       GraphValidationError: the text is none, or of another version, or the graph breaks a rule; the message says where.
     """
-    form = _form(text)
+    return _made_of(kind, _form(text))
+
+
+def _made_of(kind: type[Graph], form: dict[str, Any]) -> Graph:
     where = "graph text"
     try:
         graph = kind(form["name"], **{name: form[name] for name in _TYPES})

@@ -14,7 +14,7 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import data_type
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._functions import RANKS, axis_of, floating, graph_of, wide
-from cudnn_jax.ops.call import call
+from cudnn_jax.ops.call import run
 
 
 def normalise(
@@ -41,7 +41,7 @@ def normalise(
     types = tuple((name, data_type.of(weight.dtype)) for name, weight in weights.items())
     graph = _graph(operation, rows, cols, jnp.dtype(x.dtype), types, epsilon)
     arrays = (moved.reshape(rows, cols), *(weight.reshape(1, cols) for weight in weights.values()))
-    (y,) = call(graph, *arrays, implementation=implementation)
+    (y,) = run(graph, *arrays, implementation=implementation, by_rows=True)
     return y.reshape(moved.shape).transpose(tuple(np.argsort(order)))
 
 

@@ -80,6 +80,8 @@ class Operation:
         results, or None where it is not what is mapped.
       stacked: (config, operands) -> a function of the operands with the mapped axis in front and of notes, to the
         results by name with it in front, or None where folding is right.
+      mapped: (config, operands, the mapped axis of each or None, size, notes) -> the results with the mapped axis in
+        front, or None where the other rules hold.
       reverse: what transposes the operation's derivative, for `_derivative`.
       keeping: what runs the forward for `reverse`, where that needs more than the operands.
       is_reverse: whether the operation is what another one's `reverse` calls.
@@ -97,6 +99,7 @@ class Operation:
     sample: Callable[[Any, Avals, Mapping[str, jax.Array]], Mapping[str, jax.Array]] | None = None
     unfolded: Callable[[Any, Mapping[str, Any]], Callable[..., list[Any]] | None] | None = None
     stacked: Callable[[Any, Mapping[str, Any]], Callable[..., Mapping[str, Any]] | None] | None = None
+    mapped: Callable[..., list[Any] | None] | None = None
     reverse: _derivative.Reverse | None = None
     keeping: _derivative.Keeping | None = None
     is_reverse: bool = False
@@ -406,12 +409,16 @@ def _batch(
     if operation.unfolded is not None and (fn := operation.unfolded(config, operands)) is not None:
         made = jax.vmap(fn, in_axes=(dict(zip(names, axes, strict=True)),))(operands)
         return made, [0] * len(made)
+    size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
+    if operation.mapped is not None:
+        made = operation.mapped(config, operands, dict(zip(names, axes, strict=True)), size, notes)
+        if made is not None:
+            return made, [0] * len(made)
     if not operation.batched:
         raise NotImplementedError(
             f"cudnn_jax.{operation.name} has no vmap rule: give it the whole batch, or use jax.lax.map or "
             f"implementation={_derivative.REFERENCE!r}"
         )
-    size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
     if operation.stacked is not None and (run := operation.stacked(config, operands)) is not None:
         moved = {name: _stacked(arg, axis, size) for name, arg, axis in zip(names, args, axes, strict=True)}
         copied = [name for name, axis in zip(names, axes, strict=True) if axis is None]

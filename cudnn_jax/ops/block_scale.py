@@ -13,7 +13,7 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import data_type
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._functions import RANKS, axis_of, floating, graph_of, kind_of
-from cudnn_jax.ops.call import call
+from cudnn_jax.ops.call import run
 
 _VALUES = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 _SCALES = ("float8_e8m0fnu", "float8_e4m3fn", "float32")
@@ -52,21 +52,23 @@ def block_scale_quantize(
 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
-      NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
+      NotImplementedError: forward mode, unless `implementation` is "xla"; or a `vmap` that no single call is, where
+        `implementation` names anything else.
       GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
         the reason.
     """
     x = floating("x", x, rank=RANKS, layout="at least one axis")
+    rows = _rows(x)
     graph = _quantised(
-        x.shape,
+        rows.shape,
         jnp.dtype(x.dtype),
         check.whole_number("block_size", block_size, 1),
-        axis_of(axis, x.ndim),
+        axis_of(axis, x.ndim) + rows.ndim - x.ndim,
         kind_of("dtype", dtype, _VALUES),
         kind_of("scale_dtype", scale_dtype, _SCALES),
     )
-    values, scales = call(graph, x, implementation=implementation)
-    return values, scales
+    values, scales = run(graph, rows, implementation=implementation, by_rows=True)
+    return values.reshape(x.shape), scales.reshape(scales.shape[rows.ndim - x.ndim :])
 
 
 def block_scale_dequantize(
@@ -94,7 +96,8 @@ def block_scale_dequantize(
 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
-      NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
+      NotImplementedError: forward mode, unless `implementation` is "xla"; or a `vmap` that no single call is, where
+        `implementation` names anything else.
       GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
         the reason.
     """
@@ -108,9 +111,15 @@ def block_scale_dequantize(
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(f"{name} has dtype {array.dtype}; the rule: a floating type")
     types = (data_type.of(values.dtype), data_type.of(scales.dtype))
-    graph = _dequantised(values.shape, dim, types, size, kind_of("dtype", dtype, _WIDE))
-    (made,) = call(graph, values, scales, implementation=implementation)
-    return made
+    arrays = (_rows(values), _rows(scales))
+    graph = _dequantised(arrays[0].shape, arrays[1].shape, types, size, kind_of("dtype", dtype, _WIDE))
+    (made,) = run(graph, *arrays, implementation=implementation, by_rows=True)
+    return made.reshape(values.shape)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """A single row gets an axis in front, which `vmap` makes longer."""
+    return x[None] if x.ndim == 1 else x
 
 
 @lru_cache(maxsize=1024)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.program import is_dense, storage_order
 from cudnn_jax.graph import Tensor
 from cudnn_jax.graph.differentiation import Backward, Differentiable
+from cudnn_jax.graph.folded import Folded, fold
 from cudnn_jax.graph.names import printable
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._derivative import REFERENCE
@@ -29,6 +30,8 @@ class CallConfig:
     digest: str
     graph: pygraph = field(compare=False, repr=False)
     implementation: str | None = None
+    by_rows: bool = False
+    """Whether `vmap` may make more rows of it."""
 
 
 def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tuple[jax.Array, ...]:
@@ -56,6 +59,15 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
         `implementation` names none, and it holds the names.
       NotImplementedError: a node has no derivative, and the message names it; or forward mode, or `vmap`.
     """
+    return run(graph, *arrays, implementation=implementation)
+
+
+def run(graph: pygraph, *arrays: Any, implementation: str | None, by_rows: bool = False) -> tuple[jax.Array, ...]:
+    """As `call`. With `by_rows`, `vmap` folds into the rows of the graph's tensors, which axis 0 counts.
+
+    Where it cannot, as of weights that are mapped too, the graph is plain JAX under `vmap` if no implementation is
+    asked for.
+    """
     if not isinstance(graph, pygraph):
         raise TypeError(f"graph is {type(graph).__name__}; the rule: a cudnn_jax.pygraph")
     implementation = check.implementation(implementation, family_for(graph), subject(graph))
@@ -70,19 +82,20 @@ def call(graph: pygraph, *arrays: Any, implementation: str | None = None) -> tup
         _check_representable(tensor)
     pairs = enumerate(zip(arrays, inputs, strict=True))
     operands = {_name("in", at): _fitted(array, tensor) for at, (array, tensor) in pairs}
-    return tuple(_run(graph, implementation, match_manual_axes(operands)))
+    return tuple(_run(CallConfig(graph.hash(), graph, implementation, by_rows), match_manual_axes(operands)))
 
 
-def _run(graph: pygraph, implementation: str | None, operands: Mapping[str, Any]) -> list[jax.Array]:
+def _run(config: CallConfig, operands: Mapping[str, Any]) -> list[jax.Array]:
     """The outputs of a graph; what is copied on its way in or out is noted."""
-    config = _config(graph, implementation)
+    graph = config.graph
     notes = tuple(note for tensor in (*graph.inputs, *graph.outputs) if (note := _copied(tensor)))
     return list(CALL.bind(config, operands, notes).values())
 
 
-def _config(graph: pygraph, implementation: str | None) -> CallConfig:
+def _with(config: CallConfig, graph: pygraph) -> CallConfig:
+    """Another graph with the same options."""
     graph.freeze()
-    return CallConfig(graph.hash(), graph, implementation)
+    return replace(config, digest=graph.hash(), graph=graph)
 
 
 def _name(side: str, position: int) -> str:
@@ -164,7 +177,7 @@ def _keeping(
 ) -> tuple[list[Any], list[Any]]:
     """The graph's outputs, and what of the forward its backward may take."""
     ready = _differentiable(config, _positions(moving))
-    made = _run(ready.forward, config.implementation, operands)
+    made = _run(_with(config, ready.forward), operands)
     return [made[at] for at in ready.outputs], [made[at] for at in ready.kept]
 
 
@@ -182,16 +195,58 @@ def _reverse(
     if backward.gradients:
         taken = [(sides[side][position], order) for side, position, order in backward.origins]
         arrays = {_name("in", at): x.transpose(order) if order else x for at, (x, order) in enumerate(taken)}
-        made = _run(backward.graph, config.implementation, match_manual_axes(arrays))
+        made = _run(_with(config, backward.graph), match_manual_axes(arrays))
         gradients |= {_name("in", at): made[position] for at, position in backward.gradients.items()}
     return gradients
+
+
+# Under vmap
 
 
 def _unfolded(config: CallConfig, operands: Mapping[str, Any]) -> Any:
     """The graph in plain JAX, which `vmap` knows, where that is what is asked for."""
     if config.implementation != REFERENCE:
         return None
-    return lambda each: reference(CALL, *each.values(), names=tuple(each), config=config)
+    return partial(_reference, config)
+
+
+@lru_cache(maxsize=256)
+def _folded(config: CallConfig, size: int, mapped: frozenset[int]) -> tuple[Folded, CallConfig]:
+    made = fold(config.graph, size, mapped)
+    return made, _with(config, cast(pygraph, made.graph))
+
+
+def _mapped(
+    config: CallConfig, operands: Mapping[str, Any], axes: Mapping[str, int | None], size: int, notes: tuple[str, ...]
+) -> list[Any] | None:
+    """The graph over more rows, or, where elements cannot be rows of one graph, the reference over them all."""
+    if not config.by_rows:
+        return None
+    try:
+        told, over = _folded(config, size, _positions(frozenset(name for name in axes if axes[name] is not None)))
+    except NotImplementedError as error:
+        if config.implementation is None:
+            return jax.vmap(partial(_reference, config), in_axes=(dict(axes),))(operands)
+        raise NotImplementedError(
+            f"cudnn_jax.call has no vmap rule here on {config.implementation!r}: {error}; "
+            f"implementation={REFERENCE!r} and None have one"
+        ) from None
+    arrays, copied = dict(operands), []
+    for (name, x), tensor, differs in zip(operands.items(), config.graph.inputs, told.inputs, strict=True):
+        if differs:
+            stacked = x[None] if axes[name] is None else jnp.moveaxis(x, axes[name], 0)
+            wanted = (size, told.rows, *tensor.dim[1:])
+            copied += [f"vmap copies {_label(tensor)} to {list(wanted)}"] if stacked.shape != wanted else []
+            arrays[name] = jnp.broadcast_to(stacked, wanted).reshape(size * told.rows, *tensor.dim[1:])
+    made = CALL.bind(over, match_manual_axes(arrays), (*notes, *copied)).values()
+    return [
+        x.reshape(size, told.rows, *x.shape[1:]) if differs else jnp.broadcast_to(x, (size, *x.shape))
+        for x, differs in zip(made, told.outputs, strict=True)
+    ]
+
+
+def _reference(config: CallConfig, operands: Mapping[str, Any]) -> list[jax.Array]:
+    return reference(CALL, *operands.values(), names=tuple(operands), config=config)
 
 
 CALL = register(
@@ -202,6 +257,7 @@ CALL = register(
         lead=_name("in", 0),
         batched=False,
         unfolded=_unfolded,
+        mapped=_mapped,
         reverse=_reverse,
         keeping=_keeping,
     )

@@ -14,7 +14,7 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph.layout import in_order
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._functions import floating, graph_of
-from cudnn_jax.ops.call import call
+from cudnn_jax.ops.call import run
 
 _Pairs = tuple[tuple[int, int], ...]
 
@@ -53,7 +53,8 @@ def conv(
 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
-      NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
+      NotImplementedError: forward mode, unless `implementation` is "xla"; or a `vmap` that no single call is, where
+        `implementation` names anything else.
       GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
         the reason.
     """
@@ -75,7 +76,7 @@ def conv(
         _each("dilation", dilation, count, 1),
         channels_last,
     )
-    (y,) = call(graph, image, weight, implementation=implementation)
+    (y,) = run(graph, image, weight, implementation=implementation, by_rows=True)
     return jnp.moveaxis(y, 1, -1) if channels_last else y
 
 

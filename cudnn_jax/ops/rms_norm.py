@@ -37,7 +37,8 @@ def rms_norm(
 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
-      NotImplementedError: `vmap`, forward mode or a second derivative, unless `implementation` is "xla".
+      NotImplementedError: forward mode or a second derivative, unless `implementation` is "xla"; or a `vmap` that no
+        single call is, as with weights mapped, where `implementation` names anything else.
       GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
         the reason.
     """

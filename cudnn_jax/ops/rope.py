@@ -13,7 +13,7 @@ from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.graph import data_type
 from cudnn_jax.ops import _arguments as check
 from cudnn_jax.ops._functions import RANKS, floating, graph_of, wide
-from cudnn_jax.ops.call import call
+from cudnn_jax.ops.call import run
 
 
 def rope(x: Any, angles: Any, *, output_scale: float = 1.0, implementation: str | None = None) -> jax.Array:
@@ -38,7 +38,8 @@ def rope(x: Any, angles: Any, *, output_scale: float = 1.0, implementation: str 
 
     Raises:
       TypeError, ValueError: an argument breaks its rule; the message names it.
-      NotImplementedError: `vmap` or forward mode, unless `implementation` is "xla".
+      NotImplementedError: forward mode, unless `implementation` is "xla"; or a `vmap` that no single call is, where
+        `implementation` names anything else.
       GraphNotSupportedError: `implementation` names no engine, or one that declines; the message holds the names, or
         the reason.
     """
@@ -51,9 +52,11 @@ def rope(x: Any, angles: Any, *, output_scale: float = 1.0, implementation: str 
     aligned = (1,) * (x.ndim - angles.ndim) + angles.shape
     check.broadcastable("angles", angles.reshape(aligned), (*x.shape[:-1], width), rule)
     scale = check.static_number("output_scale", output_scale, wide(x.dtype))
-    graph = _graph(x.shape, jnp.dtype(x.dtype), aligned, data_type.of(angles.dtype), scale)
-    (y,) = call(graph, x, angles.reshape(aligned), implementation=implementation)
-    return y
+    lead = (1,) if x.ndim == 1 else ()  # rows, for vmap
+    graph = _graph((*lead, *x.shape), jnp.dtype(x.dtype), (*lead, *aligned), data_type.of(angles.dtype), scale)
+    arrays = (x.reshape(*lead, *x.shape), angles.reshape(*lead, *aligned))
+    (y,) = run(graph, *arrays, implementation=implementation, by_rows=True)
+    return y.reshape(x.shape)
 
 
 @lru_cache(maxsize=1024)

@@ -193,7 +193,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         r"scales has shape \(2, 3, 2\), expected \(2, 3, 3\); the rule: values' shape with one for each block of 3",
     ),
-    (lambda: jax.vmap(cudnn_jax.rms_norm)(X), NotImplementedError, "no vmap rule: .* or implementation='xla'"),
+    (
+        lambda: jax.vmap(partial(cudnn_jax.rms_norm, implementation="cudnn"))(X, X[:, 0]),
+        NotImplementedError,
+        "no vmap rule here on 'cudnn': rmsnorm reads scale whole, .*; implementation='xla' and None have one",
+    ),
 ]
 
 
