@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from cudnn_jax.engines.generic._step import Made, Step
-from cudnn_jax.engines.pointwise.reference import largest, pointwise_node
+from cudnn_jax.engines.pointwise.reference import convert, largest, pointwise_node
 from cudnn_jax.graph import data_type
 from cudnn_jax.graph.block_scale import blocks_of, quantised_axis
 from cudnn_jax.graph.rope import rotated
@@ -73,22 +76,34 @@ def dequantize(step: Step) -> Made:
 
 
 def quantize(step: Step) -> Made:
-    """Derivatives are straight through: scales are constants."""
+    """Derivatives are straight through: rounding has the slope 1, and scales are constants."""
     y, scale = (step.node.outputs[port].data_type for port in ("Y", "scale"))
     made = quantised(step.wide("input"), quantised_axis(step.node), step.node.params["block_size"], y, scale)
     return {"Y": made[0], "scale": made[1]}
 
 
 def quantised(x: Array, axis: int, block: int, kind: data_type, scale: data_type) -> tuple[Array, Array, Array]:
-    """Quotients, still to be rounded to the type `kind`, scales of the type `scale`, and each scale for its block."""
+    """Values of the type `kind`, scales of the type `scale`, and each scale for all of its block."""
     block = min(block, max(x.shape[axis], 1))
     count = -(-x.shape[axis] // block)
     padding = [(0, count * block - size if at == axis else 0) for at, size in enumerate(x.shape)]
     cut = jnp.pad(jnp.abs(x), padding).reshape(*x.shape[:axis], count, block, *x.shape[axis + 1 :])
     scales = jax.lax.stop_gradient(_rounded_up(jnp.max(cut, axis=axis + 1) / largest(kind), scale))
     spread = _spread(scales.astype(x.dtype), tuple(block if at == axis else 1 for at in range(x.ndim)), x.shape)
+    return _scaled_down(x, spread, kind), scales, spread
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _scaled_down(x: Array, scales: Array, kind: data_type) -> Array:
     # The least scale of float8_e8m0fnu is subnormal in float32, which XLA may take for 0 in the quotient alone.
-    return jnp.where((spread == 0) | (x == 0), 0, x / spread), scales, spread
+    return convert(jnp.where((scales == 0) | (x == 0), 0, x / scales), kind)
+
+
+@_scaled_down.defjvp
+def _scaled_down_jvp(kind: data_type, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    x, scales = primals
+    slope = jnp.where(scales <= 2.0**-126, 0, 1 / scales)  # as the graph's own derivative has it
+    return _scaled_down(x, scales, kind), (tangents[0] * slope).astype(jnp.dtype(kind.value))
 
 
 def _rounded_up(x: Array, kind: data_type) -> Array:
