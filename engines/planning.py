@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from cudnn_jax import _ffi
@@ -213,10 +214,7 @@ class pygraph(graph_room.pygraph):
           GraphNotSupportedError: they are for another release of this package, another version of cuDNN or CuTe-DSL, or
             another device; one line says what they need and what is here.
         """
-        if target is None:
-            here = execution.target_of(None)
-            target = here if here.platform == saved.header(data)["target"]["platform"] else None
-        graph, target, stored = saved.from_bytes(cls, data, target)
+        graph, target, stored = saved.from_bytes(cls, data, target, partial(execution.target_of, None))
         artifact = _artifact_of(graph, target, manifest.family_for(graph), stored)
         if artifact is None:
             raise GraphNotSupportedError(f"plan: {stored.plan.name} is built otherwise in this release; build it anew")

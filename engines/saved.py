@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
@@ -78,11 +78,15 @@ def header(data: bytes) -> dict[str, Any]:
 
 
 @_well_formed()
-def from_bytes(kind: type[Graph], data: bytes, target: Target | None) -> tuple[Graph, Target, Stored]:
+def from_bytes(
+    kind: type[Graph], data: bytes, target: Target | None, here: Callable[[], Target]
+) -> tuple[Graph, Target, Stored]:
     """The frozen graph, of class `kind`, what it was planned for, and its plan.
 
     Args:
-      target: the device that will run it; any device of the kind that the bytes name if absent.
+      target: the device that will run it.
+      here: what that is if `target` is absent; where it is of another platform, any device of the kind that the bytes
+        name will do.
 
     Raises:
       ValueError: the bytes are damaged, or of another version, or no plan at all.
@@ -90,6 +94,8 @@ def from_bytes(kind: type[Graph], data: bytes, target: Target | None) -> tuple[G
     """
     content = _content(data)
     said = content["header"]
+    if target is None and (local := here()).platform == said["target"]["platform"]:
+        target = local
     _check_release(said["release"])
     _check_libraries(said["libraries"])
     target = _checked_target(said, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,6 +126,14 @@ def test_jax_runs_the_plan_that_came_with_the_graph(
     monkeypatch.undo()
     assert planning.plan(graph, CPU, "xla").plan.engine == "xla"
     assert planning.plan(attention(), named("h200")).origin != "came with the graph"
+
+
+def test_bytes_are_read_once(mixed: pygraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read = mixed.serialize(), saved._content
+    seen: list[bytes] = []
+    monkeypatch.setattr(saved, "_content", lambda data: seen.append(data) or read(data))
+    pygraph.deserialize(data)
+    assert seen == [data]
 
 
 def test_what_comes_back_is_planned_and_frozen(mixed: pygraph) -> None:
@@ -269,19 +276,18 @@ def test_the_versions_asked_for_are_those_of_the_process() -> None:
 
 AHEAD = """
 import json, sys
-sys.path.insert(0, sys.argv[1])
 from cudnn_jax.engines import saved
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.target import named
-if sys.argv[3] == "write":
+if sys.argv[2] == "write":
     graph = pygraph(io_data_type="bfloat16")
     q, k, v = (graph.tensor((2, 4, 128, 64), (32768, 64, 256, 1)) for _ in range(3))
     graph.sdpa(q, k, v, generate_stats=False)[0].set_output(True)
     graph.create_execution_plans(target=named("h200"), implementation="cudnn")
     data = graph.serialize()
-    open(sys.argv[2], "wb").write(data)
+    open(sys.argv[1], "wb").write(data)
 else:
-    data = open(sys.argv[2], "rb").read()
+    data = open(sys.argv[1], "rb").read()
     graph = pygraph.deserialize(data, named("h200"))
     assert graph.serialize() == data
 plan, program = graph.build_plans()
@@ -290,15 +296,8 @@ print(json.dumps({**saved.header(data), "plan": plan.name, "sha256": program.sha
 
 
 def test_a_cudnn_plan_goes_to_another_process(stub_folder: Path, tmp_path: Path) -> None:
-    told = []
-    for step in ("write", "read"):
-        command = [sys.executable, "-c", AHEAD, str(Path(__file__).parents[1]), str(tmp_path / "plan"), step]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=stub_libcuda.environment(stub_folder), timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        told.append(json.loads(done.stdout))
-    written, read = told
+    plan = str(tmp_path / "plan")
+    written, read = (stub_libcuda.told_by(AHEAD, stub_folder, plan, step) for step in ("write", "read"))
     assert written == read and written["plan"].startswith("cudnn/")
     assert written["libraries"] == {"cudnn": stub_libcuda.CUDNN, "cutedsl": None}
     assert written["target"] == {"platform": "cuda", "device_kind": "NVIDIA H200", "sm": 90, "sm_count": 132}
