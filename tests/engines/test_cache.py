@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,19 +294,7 @@ print(json.dumps({"plan": planned.plan.name, "plans": [plan.name for plan in pla
 
 @pytest.fixture
 def process(stub_folder: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    environment = stub_libcuda.environment(stub_folder) | {
-        "CUDNN_JAX_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
-    }
-
-    def run(*words: str) -> dict[str, Any]:
-        command = [sys.executable, "-c", PROCESS, *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-        assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
-
-    return run
+    return partial(stub_libcuda.told_by, PROCESS, stub_folder, CUDNN_JAX_CACHE_DIR=str(tmp_path / "cache"))
 
 
 def test_a_second_process_asks_neither_cudnn_nor_a_compiler(

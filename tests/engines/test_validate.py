@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +114,7 @@ def _drawn(tensor: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 CHILD = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
+import json
 from cudnn_jax.engines.linear_attention import samples
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.target import named
@@ -156,15 +152,7 @@ print(json.dumps(told))
 
 
 def test_what_cudnn_refuses_is_told_by_validate(stub_folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(Path(__file__).parents[1])],
-        capture_output=True,
-        text=True,
-        env=stub_libcuda.environment(stub_folder) | {"JAX_PLATFORMS": "cpu"},
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = stub_libcuda.told_by(CHILD, stub_folder)
     assert told["plain"] == told["masked"] == ["ok", True]
     assert told["gdn"] == ["ok", False]
     # What only planning finds out is not told here.

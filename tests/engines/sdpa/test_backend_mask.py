@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import shutil
 import subprocess
 import sys
@@ -515,10 +514,7 @@ print(json.dumps(told))
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process with the stub driver plans and lowers for the H200."""
     stub_libcuda.wheels()
-    env = stub_libcuda.environment(stub_libcuda.build(tmp_path_factory.mktemp("stub"))) | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    answer = stub_libcuda.told_by(CHILD, stub_libcuda.build(tmp_path_factory.mktemp("stub")), timeout=300)
     plain = answer["none"]["rows"]["sdpa_fwd"]
     assert plain["engine"] == "cudnn", plain["declines"]
     return answer

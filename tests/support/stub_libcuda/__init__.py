@@ -81,6 +81,17 @@ def environment(folder: Path) -> dict[str, str]:
     return {**kept, "LD_LIBRARY_PATH": str(folder), "CUDNN_JAX_CACHE_DIR": ""}
 
 
+def told_by(code: str, folder: Path, *words: str, timeout: float = 120, **variables: str) -> dict[str, Any]:
+    """What a process that runs `code` over the stub in `folder` prints as JSON; the tests' modules are at hand there."""
+    paths = [str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    more = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths), **variables}
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(folder) | more, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def candidates() -> dict[str, list[str]]:
     """Those two wheels' libraries, also where a full cuDNN is installed beside them."""
     packages = {"cudnn": ("nvidia.cudnn_jit", "libcudnn.so.9"), "nvrtc": ("nvidia.cu13", "libnvrtc.so.13")}
