@@ -32,6 +32,23 @@ void set_outputs(NodeReader& node, Attributes& attributes,
   }
 }
 
+// The tensors at ports that the operation cannot do without.
+template <size_t kCount>
+std::array<FrontendTensor, kCount> all_required(NodeReader& node,
+                                                const std::array<const char*, kCount>& ports) {
+  std::array<FrontendTensor, kCount> tensors;
+  for (size_t i = 0; i < kCount; ++i) tensors[i] = node.required(ports[i]);
+  return tensors;
+}
+
+// As all_required, of operands that are at no other port.
+template <size_t kCount>
+std::array<FrontendTensor, kCount> all_alone(NodeReader& node, const std::array<const char*, kCount>& ports) {
+  std::array<FrontendTensor, kCount> tensors;
+  for (size_t i = 0; i < kCount; ++i) tensors[i] = node.required_alone(ports[i]);
+  return tensors;
+}
+
 // A bound that cuDNN holds as int.
 inline int narrow(int64_t value, const char* name) {
   const int narrowed = static_cast<int>(value);
@@ -118,44 +135,47 @@ inline fe::graph::SDPA_attributes forward_attributes(NodeReader& node) {
 
 inline void lower_attention(NodeReader& node, fe::graph::Graph& graph) {
   const fe::graph::SDPA_attributes attributes = forward_attributes(node);
-  const FrontendTensor q = node.required_alone("q");
-  const FrontendTensor k = node.required_alone("k");
-  const FrontendTensor v = node.required_alone("v");
+  const auto [q, k, v] = all_alone<3>(node, {"q", "k", "v"});
   const auto [o, stats] = graph.sdpa(q, k, v, attributes);
   node.output("O", o);
   node.output("Stats", stats);
 }
 
-inline void lower_attention_backward(NodeReader& node, fe::graph::Graph& graph) {
-  using Attributes = fe::graph::SDPA_backward_attributes;
-  static constexpr std::array<OptionalPort<Attributes>, 5> kInputs = {{
+// What every backward takes and gives where it is asked to.
+template <typename Attributes>
+void set_backward_ports(NodeReader& node, Attributes& attributes) {
+  static constexpr std::array<OptionalPort<Attributes>, 4> kInputs = {{
       {"attn_scale", &Attributes::set_attn_scale},
-      {"bias", &Attributes::set_bias},
       {"seq_len_q", &Attributes::set_seq_len_q},
       {"seq_len_kv", &Attributes::set_seq_len_kv},
       {"sink_token", &Attributes::set_sink_token},
   }};
-  static constexpr std::array<OptionalPort<Attributes>, 2> kOutputs = {{
-      {"dBias", &Attributes::set_dbias},
+  static constexpr std::array<OptionalPort<Attributes>, 1> kOutputs = {{
       {"dSink_token", &Attributes::set_dsink_token},
   }};
-
-  Attributes attributes;
-  set_common(node, attributes);
   set_inputs(node, attributes, kInputs);
   set_outputs(node, attributes, kOutputs);
   attributes.set_deterministic_algorithm(node.flag("use_deterministic_algorithm"));
+}
 
-  const FrontendTensor q = node.required_alone("q");
-  const FrontendTensor k = node.required_alone("k");
-  const FrontendTensor v = node.required_alone("v");
-  const FrontendTensor o = node.required_alone("o");
-  const FrontendTensor d_o = node.required_alone("dO");
-  const FrontendTensor stats = node.required("stats");
-  const auto [d_q, d_k, d_v] = graph.sdpa_backward(q, k, v, o, d_o, stats, attributes);
-  node.output("dQ", d_q);
-  node.output("dK", d_k);
-  node.output("dV", d_v);
+// The gradients of q, k and v, then largest magnitudes.
+template <size_t kCount>
+void set_gradients(NodeReader& node, const std::array<FrontendTensor, kCount>& made,
+                   const std::array<const char*, kCount>& ports) {
+  for (size_t i = 0; i < 3; ++i) node.output(ports[i], made[i]);
+  for (size_t i = 3; i < kCount; ++i) node.told_output(ports[i], made[i]);
+}
+
+inline void lower_attention_backward(NodeReader& node, fe::graph::Graph& graph) {
+  fe::graph::SDPA_backward_attributes attributes;
+  set_common(node, attributes);
+  set_backward_ports(node, attributes);
+  if (const FrontendTensor bias = node.input("bias")) attributes.set_bias(bias);
+  if (const FrontendTensor d_bias = node.made_output("dBias")) attributes.set_dbias(d_bias);
+
+  const auto [q, k, v, o, d_o] = all_alone<5>(node, {"q", "k", "v", "o", "dO"});
+  const auto made = graph.sdpa_backward(q, k, v, o, d_o, node.required("stats"), attributes);
+  set_gradients<3>(node, made, {"dQ", "dK", "dV"});
 }
 
 }  // namespace cudnn_jax::lowering
