@@ -108,7 +108,7 @@ def _operands(q, k, beta, first, head, part, Q_RATIO, K_RATIO, PART, ERASE, SIGM
     """What erases, what reads and the key. Loaded wherever they are used: kept, they would spill."""
     key, query = load_span(k, first, head // K_RATIO, part, PART), load_span(q, first, head // Q_RATIO, part, PART)
     if ERASE:
-        return ct.astype(wide(key) * erase_rates(beta, first, head, part, PART, SIGMOID, DOUBLE), k.dtype), query, key
+        return wide(key) * erase_rates(beta, first, head, part, PART, SIGMOID, DOUBLE), query, key
     return key, query, key
 
 
@@ -235,16 +235,13 @@ def kda_prepare(
         row = ct.reshape(ct.arange(C, dtype=ct.int32), (C, 1))
         column = ct.reshape(ct.arange(C, dtype=ct.int32), (1, C))
         inside = row < tokens
-        by_query, by_key, by_keep = SCALE, 1.0, 1.0
+        by_query = by_key = by_keep = 1.0
         if L2NORM:
             diagonal = row == column
             squares = ct.where(diagonal, _squares(k, first, head // K_RATIO, PART, PARTS), 0.0)
             by_key = by_keep = _inverse_root(squares)
             squares = ct.where(diagonal, _squares(q, first, head // Q_RATIO, PART, PARTS), 0.0)
             by_query = _inverse_root(squares)
-            _write_norms(q_norms, slot, head, ct.where(inside, by_query, 0.0))
-            _write_norms(k_norms, slot, head, ct.where(inside, by_key, 0.0))
-            by_query = by_query * SCALE
         if not ERASE:
             by_keep = by_keep * rates(beta, first, tokens, head, row, SIGMOID, DOUBLE)
         near = (ct.zeros((C, C), ct.float32), ct.zeros((C, C), ct.float32))
@@ -258,15 +255,18 @@ def kda_prepare(
             ct.scatter(decay, (slot, head, 0, channel), before, mask=row == C - 1)
             erased, query, _ = _operands(*operands)
             write_part(erase, slot, head, part, ct.where(inside, wide(erased) * (before * by_key), 0.0))
-            write_part(read, slot, head, part, ct.where(inside, wide(query) * (before * by_query), 0.0))
+            write_part(read, slot, head, part, ct.where(inside, wide(query) * (before * by_query * SCALE), 0.0))
             after = power(product(table(tables, BEHIND), gates))
             key = load_span(k, first, head // K_RATIO, part, PART)
             write_part(keep, slot, head, part, ct.where(inside, wide(key) * (after * by_keep), 0.0))
             between = product(table(tables, FROM_16), gates)
             least = ct.minimum(least, ct.min(between))
             near = _mild_pairs(operands, between, gates, tables, row, by_keep, near)
+        if L2NORM:
+            _write_norms(q_norms, slot, head, ct.where(inside, by_query, 0.0))
+            _write_norms(k_norms, slot, head, ct.where(inside, by_key, 0.0))
         ct.scatter(strong, (slot, head), ct.astype(least < -_MOST_EXPONENT, ct.int32))
-        scores = near[1] * by_query
+        scores = near[1] * (by_query * SCALE)
         write_part(attention, slot, head, 0, ct.where(inside & (row >= column), scores, 0.0))
         full = near[0] * by_key
         write_inverse(inverse, slot, head, ct.where(inside & (row > column), full, 0.0), row, column)

@@ -95,12 +95,19 @@ class KdaLaunch(ChunkedLaunch):
             [*operands, *made[:9]],
             constants,
             (places, 1, 1),
-            **_hints(self.by_channel or facts.dtype is data_type.HALF, self.target),
+            **_hints(self._works_more(), self.target),
         )
         if made.places is not None:
             self._list_strong(first_slot, made)
             self._prepare_strong(operands, constants, made)
         return made
+
+    def _works_more(self) -> bool:
+        """Whether `kda_prepare` does so much that it would keep registers in local memory with two blocks."""
+        facts = self.facts
+        beta = self.given["beta"][0].dtype
+        rates = beta is data_type.FLOAT or facts.use_beta_sigmoid or facts.gate_domain == "linear"
+        return facts.dtype is data_type.HALF or (self.by_channel and rates)
 
     def _list_strong(self, first_slot: Given, made: Prepared) -> None:
         from cudnn_jax.engines.linear_attention import _kda_strong_cutile as kernels
@@ -126,7 +133,7 @@ class KdaLaunch(ChunkedLaunch):
 
 
 def _hints(more: bool, target: Target) -> dict[str, int]:
-    """Of `kda_prepare`; with `more` to do (strong gates, float16) it would keep registers in local memory."""
+    """Of `kda_prepare`, which may have `more` to do, and of what prepares strong gates, which has."""
     if more or target.sm != 90:
         return {"num_worker_warps": 8, "occupancy": 1}
     return {"num_worker_warps": 4, "occupancy": 2}

@@ -32,6 +32,7 @@ PLAIN = Sizes((117,) * 4, key_dim=128, value_dim=128)
 FIRST = {operation: Case(PLAIN, NORMAL, operation=operation) for operation in OPERATIONS}
 CHUNKED = [
     *FIRST.values(),
+    Case(Sizes((109,) * 4, key_dim=128, value_dim=128), NORMAL, operation="gdn2", gates="bfloat16"),
     Case(
         Sizes((131, 130, 130), (2, 1, 4), key_dim=64, value_dim=64),
         SAFE,
