@@ -10,70 +10,47 @@ from collections.abc import Container
 from cudnn_jax.engines.sdpa.facts import mixes_types, options_of
 from cudnn_jax.graph import Node, pygraph
 
+_MIXED_TYPES = "mixed types"
+
 WRONG = {
     "INSTANCE_NORM_BACKWARD": (
         "cuDNN 9.19.0 summed one instance of a batch of 4 twice in DScale and left another out, on an H200"
+    ),
+    **dict.fromkeys(
+        (f"SDPA {_MIXED_TYPES}", f"SDPA_BACKWARD {_MIXED_TYPES}"),
+        "cuDNN 9.19.0's results with float16 beside bfloat16 were off by several times their size, on an H200",
     ),
     "MOE_GROUPED_MATMUL GATHER": "cuDNN 9.19.0's kernel accessed memory that is none of its operands', on an H200",
 }
 """What `names_of` may call a node -> what went wrong. These plans are never offered."""
 
-_MIXED_TYPES = "mixed types"
-
 _OPTIONS_NOT_COMPARED = {
     "SDPA": (
-        "attn_scale",
         "attn_scale_prefolded",
-        "bias as a number",
         "block_mask",
         "cu_seq_len_kv",
         "cu_seq_len_q",
         "dropout",
         "dropout_mask",
         "dropout_scale",
-        "implementation",
         "kv_mask",
-        "max_total_seq_len_kv",
-        "max_total_seq_len_q",
         "offset",
-        "paged_attention_k_table",
-        "paged_attention_max_seq_len_kv",
-        "paged_attention_v_table",
-        "ragged offsets",
-        "ragged offsets in part",
-        "ragged statistics",
         "rng_dump",
-        "score_max",
-        "score_sum_exp",
         "seed",
-        "sink_token",
         "softmax_precision",
         "stats_use_log2",
-        _MIXED_TYPES,
         "unfuse_fma",
-        "use_alibi_mask",
     ),
     "SDPA_BACKWARD": (
-        "attn_scale",
         "attn_scale_prefolded",
-        "bias as a number",
-        "dSink_token",
         "dropout",
         "dropout_mask",
         "dropout_scale",
         "dropout_scale_inv",
-        "max_total_seq_len_kv",
-        "max_total_seq_len_q",
         "offset",
-        "ragged offsets",
-        "ragged offsets in part",
-        "ragged statistics",
         "rng_dump",
         "seed",
-        "sink_token",
         "softmax_precision",
-        _MIXED_TYPES,
-        "use_alibi_mask",
     ),
 }
 """Attention's node types -> which of a node's `options_of` were not compared yet, and whether mixed types were."""
