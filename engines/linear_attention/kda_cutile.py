@@ -24,6 +24,8 @@ class CutileKda(CutileGdn):
 
 
 class CutileGdn2(CutileKda):
-    """As `CutileKda`, with beta for each key channel and w for each value column."""
+    """As `CutileKda`, with beta for each key channel and w for each value column. On sm_100 its image for strong gates
+    keeps registers in local memory, and with few of them images of `kda_prepare` were wrong on an H200: not served."""
 
     name = "cutile_gdn2"
+    served = dataclasses.replace(CutileKda.served, sm_hi=90)

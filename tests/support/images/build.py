@@ -68,8 +68,14 @@ def jobs() -> list[Job]:
 
 
 def key(job: Job) -> str:
-    """Changes with all that an image is made of: the graph, the target, the sources and the compilers."""
-    sources = [*sorted((ROOM / job.folder).glob("*.py")), *(path for name in GLUE if (path := ROOM / name).is_file())]
+    """Changes with all that images and their order are made of: the graph, the target, the sources, the measurements and
+    the compilers."""
+    room = ROOM / job.folder
+    sources = [
+        *sorted(room.glob("*.py")),
+        *room.glob("placement.json"),
+        *(path for name in GLUE if (path := ROOM / name).is_file()),
+    ]
     digest = hashlib.sha256()
     _, graph = _samples(job.folder)[job.position]
     told = [graph.hash(), job.kind, job.sm, *DEVICES[job.sm], sorted(compilers().items())]
