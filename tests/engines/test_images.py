@@ -137,18 +137,20 @@ def test_the_table_knows_every_sample() -> None:
     assert set(known["images"]) == {job.name for job in build.jobs()}
 
 
-def test_a_key_changes_with_the_sources(monkeypatch, tmp_path) -> None:
-    job = build.jobs()[0]
+@pytest.mark.parametrize("changed", ["facts.py", "placement.json"])
+def test_a_key_changes_with_the_sources_and_the_measurements(changed: str, monkeypatch, tmp_path) -> None:
+    job = next(job for job in build.jobs() if (build.ROOM / job.folder / "placement.json").is_file())
     before = build.key(job)
     assert before == build.key(job)
     folder = tmp_path / job.folder
     folder.mkdir()
-    for path in (build.ROOM / job.folder).glob("*.py"):
-        (folder / path.name).write_bytes(path.read_bytes())
+    for path in (build.ROOM / job.folder).iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
     for name in build.GLUE:
         if (build.ROOM / name).is_file():
             (tmp_path / name).write_bytes((build.ROOM / name).read_bytes())
     monkeypatch.setattr(build, "ROOM", tmp_path)
     assert build.key(job) == before
-    (folder / "facts.py").write_bytes(b"# changed\n")
+    (folder / changed).write_bytes(b"# changed\n")
     assert build.key(job) != before
