@@ -57,7 +57,7 @@ def measure(config: Any, args: argparse.Namespace, console: Console) -> dict[str
 def main(argv: list[str]) -> int:
     """The exit status: 1 if a model did not get below what byte frequencies alone reach."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks train_lm", description=__doc__)
-    parser.add_argument("--layers", nargs="*", choices=LAYERS, default=LAYERS, help="linear attention (default: all)")
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS, help="linear attention (default: all)")
     parser.add_argument("--quick", action="store_true", help="attention alone, tiny: that it runs")
     parser.add_argument("--steps", type=int, default=900, help="of training (default 900)")
     parser.add_argument("--seconds", type=float, default=140.0, help="of training at most (default 140)")

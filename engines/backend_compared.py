@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from cudnn_jax.engines.sdpa.facts import mixes_types, options_of
+from cudnn_jax.engines.sdpa.facts import HALF_BESIDE_BFLOAT16, SEVERAL_TYPES, mixed_types, options_of
 from cudnn_jax.graph import Node, pygraph
-
-_MIXED_TYPES = "mixed types"
 
 WRONG = {
     "INSTANCE_NORM_BACKWARD": (
         "cuDNN 9.19.0 summed one instance of a batch of 4 twice in DScale and left another out, on an H200"
     ),
     **dict.fromkeys(
-        (f"SDPA {_MIXED_TYPES}", f"SDPA_BACKWARD {_MIXED_TYPES}"),
-        "cuDNN 9.19.0's results with float16 beside bfloat16 were off by several times their size, on an H200",
+        (f"SDPA {HALF_BESIDE_BFLOAT16}", f"SDPA_BACKWARD {HALF_BESIDE_BFLOAT16}"),
+        "cuDNN 9.19.0's results were off by several times their size, on an H200",
     ),
     "MOE_GROUPED_MATMUL GATHER": "cuDNN 9.19.0's kernel accessed memory that is none of its operands', on an H200",
 }
@@ -37,6 +35,7 @@ _OPTIONS_NOT_COMPARED = {
         "offset",
         "rng_dump",
         "seed",
+        SEVERAL_TYPES,
         "softmax_precision",
         "stats_use_log2",
         "unfuse_fma",
@@ -50,10 +49,11 @@ _OPTIONS_NOT_COMPARED = {
         "offset",
         "rng_dump",
         "seed",
+        SEVERAL_TYPES,
         "softmax_precision",
     ),
 }
-"""Attention's node types -> which of a node's `options_of` were not compared yet, and whether mixed types were."""
+"""Attention's node types -> which of a node's `options_of` were not compared yet, and whether several types were."""
 
 NOT_COMPARED = frozenset(
     {
@@ -89,7 +89,7 @@ def not_compared(graph: pygraph) -> str | None:
 def names_of(node: Node) -> tuple[str, ...]:
     """What the tables may call a node: its type, and that with its mode or with an option of attention."""
     if node.type in _OPTIONS_NOT_COMPARED:
-        words = [*options_of(node), *([_MIXED_TYPES] if mixes_types(node) else [])]
+        words = [*options_of(node), *([mixed] if (mixed := mixed_types(node)) else [])]
     else:
         words = [mode] if (mode := node.params.get("mode")) else []
     return (node.type, *(f"{node.type} {word}" for word in words))

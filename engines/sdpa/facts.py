@@ -30,6 +30,7 @@ PLAIN_RESULTS = frozenset({"O", "Stats", "dQ", "dK", "dV", "dBias"})
 
 _ROWS = frozenset({"q", "k", "v", "o", "dO", "O", "dQ", "dK", "dV"})
 """Ports and outputs of rows of a head; the others that may be ragged have one number for a row."""
+HALF_BESIDE_BFLOAT16, SEVERAL_TYPES = "float16 beside bfloat16", "several types"
 _RAGGED, _RAGGED_IN_PART, _RAGGED_STATISTICS = "ragged offsets", "ragged offsets in part", "ragged statistics"
 
 BLOCK_MASK_TILE = 128
@@ -46,7 +47,8 @@ class Number(NamedTuple):
     dtype: data_type
 
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ class SdpaFacts:
     unexplained: tuple[str, ...]
     ports: Mapping[str, int] = field(hash=False)
     results: Mapping[str, int] = field(hash=False)
-    numbers: Mapping[str, Number] = field(default=_NOTHING, hash=False)
-    types: Mapping[str, data_type] = field(default=_NOTHING, hash=False)
+    numbers: Mapping[str, Number] = field(default_factory=_nothing, hash=False)
+    types: Mapping[str, data_type] = field(default_factory=_nothing, hash=False)
     options: tuple[str, ...] = ()
     alibi: bool = False
     base2: bool = False
@@ -199,9 +201,12 @@ def options_of(node: Node) -> Iterator[str]:
         yield _RAGGED_STATISTICS
 
 
-def mixes_types(node: Node) -> bool:
-    """Whether buffers of rows, of queries, keys, values, outputs and gradients, are of several data types."""
-    return len({tensor.data_type for tensor in _held(node)[0]}) > 1
+def mixed_types(node: Node) -> str | None:
+    """How buffers of rows, of queries, keys, values, outputs and gradients, are of several data types, if they are."""
+    kinds = {tensor.data_type for tensor in _held(node)[0]}
+    if {data_type.HALF, data_type.BFLOAT16} <= kinds:
+        return HALF_BESIDE_BFLOAT16
+    return SEVERAL_TYPES if len(kinds) > 1 else None
 
 
 def _held(node: Node) -> tuple[list[Tensor], list[Tensor]]:

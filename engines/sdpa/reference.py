@@ -61,6 +61,11 @@ def backward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, in
         wanted = {name: given[port] for name, port in _GRADIENTS.items() if name in facts.results}
         if 0 in (facts.batch, facts.q_heads, facts.q_len, facts.kv_len):
             named = {name: jnp.zeros(x.shape, x.dtype) for name, x in wanted.items()}
+            if "dSink_token" in wanted and "dStats" in given:
+                # A row without keys has its sink for a logsumexp.
+                seen = _keyless(facts, given).total > 0
+                by_head = jnp.where(seen, given["dStats"], 0).sum((0, 2), keepdims=True)
+                named["dSink_token"] = by_head.astype(wanted["dSink_token"].dtype)
         else:
             o, d_o, stats = (_operands.grouped(given[port], facts.kv_heads) for port in ("o", "dO", "stats"))
             d_stats = _operands.grouped(given["dStats"], facts.kv_heads) if "dStats" in given else None

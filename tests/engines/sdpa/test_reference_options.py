@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -312,6 +313,18 @@ def test_no_keys_but_a_sink(rng: np.random.Generator) -> None:
 
 
 # Types
+
+
+def test_a_sink_is_the_logsumexp_of_rows_without_keys(rng: np.random.Generator) -> None:
+    graph = cudnn_jax.pygraph(io_data_type="float32")
+    q, k, v = (graph.tensor((B, N, length, D)) for length in (T, 0, 0))
+    sink = graph.tensor((1, N, 1, 1))
+    for made in graph.sdpa(q, k, v, sink_token=sink, generate_stats=True):
+        made.set_output(True)
+    d_stats = rng.standard_normal((B, N, T, 1)).astype(np.float32)
+    given = [jnp.zeros(tensor.dim, jnp.float32) for tensor in (q, k, v)]
+    got = jax.grad(lambda sink: (graph.as_jax()(*given, sink)[1] * d_stats).sum())(jnp.zeros(sink.dim, jnp.float32))
+    np.testing.assert_allclose(got, d_stats.sum((0, 2), keepdims=True), rtol=1e-5, atol=1e-6)
 
 
 def test_types_that_differ(rng: np.random.Generator) -> None:
