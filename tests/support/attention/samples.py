@@ -80,12 +80,12 @@ class Sample:
     t: int = T
     s: int = S
     ports: tuple[str, ...] = ()
-    numbers: Mapping[str, float] = field(default=NOTHING, hash=False)
+    numbers: Mapping[str, float] = field(default_factory=lambda: NOTHING, hash=False)
     given: tuple[str, ...] = ()
-    params: Mapping[str, Any] = field(default=NOTHING, hash=False)
+    params: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
     packed: tuple[str, ...] = ()
     sequences: Mapping[str, Sequences] = field(default_factory=lambda: TIGHT, hash=False)
-    types: Mapping[str, str] = field(default=NOTHING, hash=False)
+    types: Mapping[str, str] = field(default_factory=lambda: NOTHING, hash=False)
 
     def __call__(self, graph: pygraph) -> tuple[Tensor, ...]:
         """Adds the node to a graph; returns its outputs."""
