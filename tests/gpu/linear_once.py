@@ -44,7 +44,7 @@ def main() -> int:
         for name in implementations(case, engine):
             graph = graph_of(case)
             made = run(graph, [given[tensor.name] for tensor in graph.inputs], name)
-            case.check(graph, [np.asarray(array) for array in made], case.expected(given))
+            case.check(graph, [np.asarray(array) for array in made], case.expected(given), given)
             print(f"{name}: {case}")
     return 0
 

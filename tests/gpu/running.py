@@ -44,7 +44,7 @@ def check_twice(case: Case, given: Arrays, implementation: str, want: Arrays) ->
     graph = case.graph(given)
     arrays = [given[tensor.name] for tensor in graph.inputs]
     first, second = ([np.asarray(array) for array in run(graph, arrays, implementation)] for _ in range(2))
-    case.check(graph, first, want)
+    case.check(graph, first, want, given)
     for one, two in zip(first, second, strict=True):
         np.testing.assert_array_equal(one.view(np.uint8), two.view(np.uint8), implementation)
     return first

@@ -97,7 +97,7 @@ class Case:
             made["state_checkpoints"] = np.concatenate([kept, behind])
         return made
 
-    def check(self, graph: pygraph, got: list[Any], want: Arrays) -> None:
+    def check(self, graph: pygraph, got: list[Any], want: Arrays, given: Arrays) -> None:
         """Each output against `want`; rows that belong to no sequence are exactly 0."""
         for name, array in by_name(graph, got).items():
             found = error(array, want[name], usual=_usual(name, self.sizes, self.by_channel))
@@ -117,6 +117,19 @@ def _usual(name: str, sizes: Sizes, by_channel: bool) -> float:
     """The size of an element where inputs are of the size of 1; that of a sum grows as the root of its terms."""
     sums = {"d_a_log": sizes.total * (sizes.key_dim if by_channel else 1), "d_dt_bias": sizes.total}
     return sizes.key_dim**-0.5 if name == "O" else sums.get(name, 1) ** 0.5
+
+
+def _spread(name: str, given: Arrays, want: Arrays) -> float:
+    """The norm that a sum over tokens has where the signs of its terms are any: what is left where they cancel is known
+    no better. 0 of what is no such sum."""
+    if name not in ("d_a_log", "d_dt_bias"):
+        return 0.0
+    terms = want["dG"]
+    if name == "d_a_log":
+        raw = np.asarray(given["g"], np.float64) + np.asarray(given.get("dt_bias", 0.0), np.float64)
+        by_rate = raw if raw.ndim == 3 else np.logaddexp(0, raw) * (1 + np.exp(-raw))
+        terms = np.where(terms != 0, terms * by_rate, 0)
+    return float(np.linalg.norm(terms))
 
 
 @dataclass(frozen=True)
@@ -149,7 +162,7 @@ class BackwardCase(Case):
             made[name][inside:] = 0
         return {name: made[port] for name, port in GRADIENTS.items() if port in made}
 
-    def check(self, graph: pygraph, got: list[Any], want: Arrays) -> None:
+    def check(self, graph: pygraph, got: list[Any], want: Arrays, given: Arrays) -> None:
         """Each gradient against `want`; rows that belong to no sequence are exactly 0."""
         tolerance = GRADIENT_TOLERANCES[self.dtype]
         if self.kind in HARD and self.dtype == "bfloat16":
@@ -157,7 +170,8 @@ class BackwardCase(Case):
         named = by_name(graph, got)
         assert set(named) == set(want)
         for name, array in named.items():
-            found = error(array, want[name], usual=_usual(name, self.sizes, self.by_channel))
+            usual = _usual(name, self.sizes, self.by_channel)
+            found = error(array, want[name], usual, least=_spread(name, given, want))
             assert found <= tolerance, f"{name}: error {found}"
             if len(array) == self.sizes.total and self.sizes.tail:
                 assert not np.any(np.asarray(array, np.float64)[-self.sizes.tail :]), f"{name}: rows of no sequence"

@@ -240,12 +240,12 @@ def _sigmoid(x: Array) -> Array:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-def error(got: Array, want: Array, usual: float = 0.0) -> float:
-    """||got - want|| against want's norm, or a hundredth of the norm that inputs of that scale give."""
+def error(got: Array, want: Array, usual: float = 0.0, least: float = 0.0) -> float:
+    """||got - want|| against want's norm, or `least`, or a hundredth of the norm that inputs of that scale give."""
     got, want = _wide(got), _wide(want)
     if want.size == 0 or not np.any(got != want):
         return 0.0
-    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-2 * usual * np.sqrt(want.size)))
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), least, 1e-2 * usual * np.sqrt(want.size)))
 
 
 @dataclass(frozen=True)

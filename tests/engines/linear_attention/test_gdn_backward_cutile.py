@@ -61,7 +61,7 @@ def test_every_setting_gives_the_gradients(case, rng, monkeypatch) -> None:
             graph.select_plan(at)
             _, program = graph.build_plans()
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
-            case.check(graph, got, want)
+            case.check(graph, got, want, given)
 
 
 @pytest.mark.parametrize("sm", [80, 120])
@@ -75,7 +75,7 @@ def test_the_settings_of_other_architectures_give_them_too(case, sm, rng, monkey
         assert dict(plan.knobs) == {"values": 16, "blocks": 1, "keys": 16}
         _, program = graph.build_plans()
         got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
-    case.check(graph, got, case.expected(given))
+    case.check(graph, got, case.expected(given), given)
 
 
 @pytest.mark.parametrize("sm", [80, 86, 89, 120, 121])
@@ -114,7 +114,7 @@ def test_rows_of_no_sequence_are_never_read_as_numbers(poison, rng, monkeypatch)
         _, program = graph.build_plans()
         with np.errstate(invalid="ignore"):
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
-    case.check(graph, got, want)
+    case.check(graph, got, want, given)
 
 
 def test_an_h200_that_is_not_there_gets_a_program(rng) -> None:

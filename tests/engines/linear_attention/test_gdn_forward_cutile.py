@@ -77,7 +77,7 @@ def test_every_setting_computes_the_recurrence(case, rng, monkeypatch) -> None:
             graph.select_plan(at)
             _, program = graph.build_plans()
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs], graph.in_place)
-            case.check(graph, got, want)
+            case.check(graph, got, want, given)
 
 
 @pytest.mark.parametrize("sm", [80, 120])
@@ -89,7 +89,7 @@ def test_the_settings_of_other_architectures_compute_it_too(case, sm, rng, monke
         assert len(graph.plans) == 1
         _, program = graph.build_plans()
         got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
-    case.check(graph, got, case.expected(given))
+    case.check(graph, got, case.expected(given), given)
 
 
 @pytest.mark.parametrize("sm", [80, 86, 89, 120, 121])

@@ -92,7 +92,7 @@ def check_given(case: Case, engine: str, given: Arrays, monkeypatch: pytest.Monk
             graph.select_plan(at)
             _, program = graph.build_plans()
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs], graph.in_place)
-            case.check(graph, got, want)
+            case.check(graph, got, want, given)
 
 
 @pytest.mark.parametrize("case", CHUNKED, ids=str)
@@ -137,7 +137,7 @@ def test_rows_of_no_sequence_are_never_read_as_numbers(poison, rng, monkeypatch)
         _, program = graph.build_plans()
         with np.errstate(invalid="ignore"):
             got = cutile_numpy.run(program, known, [given[tensor.name] for tensor in graph.inputs])
-    case.check(graph, got, want)
+    case.check(graph, got, want, given)
 
 
 @pytest.mark.parametrize("make", [samples.forward, samples.backward])
