@@ -63,7 +63,7 @@ def backward(facts: SdpaFacts, platform: str | None = None, tiles: tuple[int, in
             named = {name: jnp.zeros(x.shape, x.dtype) for name, x in wanted.items()}
             if "dSink_token" in wanted and "dStats" in given:
                 # A row without keys has its sink for a logsumexp.
-                seen = _keyless(facts, given).total > 0
+                seen = _keyless(facts, given).lse > -jnp.inf
                 by_head = jnp.where(seen, given["dStats"], 0).sum((0, 2), keepdims=True)
                 named["dSink_token"] = by_head.astype(wanted["dSink_token"].dtype)
         else:
