@@ -43,6 +43,10 @@ Options = dict[str, Any]
 QUICK: Options = {"xla_backend_optimization_level": 0}
 
 
+SMALL = {"batch": 2, "context": 8, "features": 16, "layers": 1, "attention_every": 1, "heads": 2}
+"""The example's configuration of a quick run: attention alone."""
+
+
 @cache
 def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("train_lm", EXAMPLE)
@@ -146,8 +150,7 @@ def main(argv: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 200)
     config, devices = example().Config.for_backend(), jax.local_device_count()
     if args.quick:
-        small = {"batch": 2, "context": 8, "features": 16, "layers": 1, "attention_every": 1, "heads": 2}
-        config, devices, args.steps, args.rounds = dataclasses.replace(config, **small), min(devices, 2), 2, 2
+        config, devices, args.steps, args.rounds = dataclasses.replace(config, **SMALL), min(devices, 2), 2, 2
     if devices < 2:
         console.print("needs 2 devices or more, here is 1")
         return 2

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import cudnn_jax
 from benchmarks.report import write_json
-from benchmarks.scaling import example, linear_graphs
+from benchmarks.scaling import SMALL, example, linear_graphs
 from cudnn_jax.engines.planning import pygraph
 from cudnn_jax.engines.target import Target
 
@@ -69,8 +69,7 @@ def main(argv: list[str]) -> int:
     for linear in args.layers:
         config = dataclasses.replace(example().Config.for_backend(), linear=linear)
         if args.quick:
-            small = {"batch": 2, "context": 8, "features": 16, "layers": 1, "attention_every": 1, "heads": 2}
-            config, args.steps = dataclasses.replace(config, **small), 2
+            config, args.steps = dataclasses.replace(config, **SMALL), 2
         run = found[linear] = measure(config, args, console)
         engines = ", ".join(f"{operation} by {engine}" for operation, engine in run["engines"].items())
         console.print(
